@@ -1,0 +1,1 @@
+"""DSec: the execution environment that agents run in."""

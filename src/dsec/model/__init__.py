@@ -1,0 +1,1 @@
+"""Values: what the engine talks about, checked when made, frozen afterwards."""

@@ -1,0 +1,138 @@
+"""What a command is, and how one ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from dsec.model.ids import ExecId
+
+
+class Stream(StrEnum):
+    """Which output a chunk belongs to (a pty has ``STDOUT`` only)."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of output; ``offset`` counts bytes from the start of that stream."""
+
+    stream: Stream
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PtySize:
+    """Size of a terminal in characters."""
+
+    rows: int = 24
+    cols: int = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command, fully resolved: what the guest's init is asked to run.
+
+    Attributes:
+        uid, gid, groups: inside the sandbox.
+        timeout: seconds, 0 = none; the whole process tree ends when it passes.
+        keep: bytes per stream that init keeps for re-attachment.
+        open_files: RLIMIT_NOFILE, 0 = unchanged.
+    """
+
+    id: ExecId
+    argv: Sequence[bytes]
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    cwd: str = "/"
+    uid: int = 0
+    gid: int = 0
+    groups: Sequence[int] = ()
+    pty: PtySize | None = None
+    stdin: bool = False
+    timeout: float = 0.0
+    keep: int = 65536
+    open_files: int = 0
+
+
+class Cause(StrEnum):
+    """Why a command ended."""
+
+    ITSELF = "itself"
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a command ended, as init told it.
+
+    Attributes:
+        code: exit code; 127 or 126 when it could not be started, 128 + n when signal n ended it.
+        signal: the signal that ended it, or 0.
+        start_errno: errno of chdir, setuid or execve when the command never started, else 0.
+        whole_sandbox: ending its tree took every process of the sandbox (its root had killed the tree's owner).
+        stdout_bytes, stderr_bytes: produced in all.
+        wall: seconds from start to end. user, system: CPU seconds of the tree. max_rss: bytes.
+    """
+
+    code: int
+    signal: int = 0
+    start_errno: int = 0
+    cause: Cause = Cause.ITSELF
+    whole_sandbox: bool = False
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    user: float = 0.0
+    system: float = 0.0
+    max_rss: int = 0
+    wall: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecInfo:
+    """One exec in a list: running when ``exit`` is None. ``started_at``: seconds since the epoch."""
+
+    id: ExecId
+    pid: int
+    started_at: float
+    exit: Exit | None
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """The result of a command that was reached, whatever its outcome.
+
+    Attributes:
+        exit_code: the exit code, or 128 + signal; 127 not found, 126 not executable.
+        stdout, stderr: exact bytes, up to the limit.
+        truncated: bytes were dropped: ``dropped`` of them in both streams together (the *first* bytes are kept).
+        duration: seconds.
+        oom: the kernel killed a process of this sandbox for memory while the command ran.
+    """
+
+    id: ExecId
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    signal: int = 0
+    timed_out: bool = False
+    truncated: bool = False
+    dropped: int = 0
+    oom: bool = False
+    duration: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Standard output as UTF-8; undecodable bytes are replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def ok(self) -> bool:
+        """Exit code 0, in time."""
+        return self.exit_code == 0 and not self.timed_out

@@ -1,0 +1,181 @@
+"""Files of a sandbox, as the engine speaks of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+
+class FileType(StrEnum):
+    """Kind of a directory entry."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    FIFO = "fifo"
+    SOCKET = "socket"
+    CHAR_DEVICE = "char_device"
+    BLOCK_DEVICE = "block_device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One entry. ``name`` may hold any byte but NUL (undecodable ones as surrogate escapes).
+
+    Attributes:
+        mode: permission bits. mtime_ns: since the epoch. target: of a symlink, else "".
+    """
+
+    name: str
+    type: FileType
+    mode: int
+    size: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    inode: int = 0
+    links: int = 1
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose permissions a file operation has."""
+
+    uid: int = 0
+    gid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Entries of a directory; ``truncated`` when there were more than the limit."""
+
+    entries: tuple[Entry, ...]
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MakeDir:
+    """Make a directory; with ``parents`` missing parents too, and an existing one is no error."""
+
+    path: str
+    mode: int = 0o755
+    parents: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Rename; without ``replace`` an existing target is an error."""
+
+    source: str
+    target: str
+    replace: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Remove a file, or with ``recursive`` a tree."""
+
+    path: str
+    recursive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAttr:
+    """Change what is not None. Symlinks are followed only with ``follow``."""
+
+    path: str
+    mode: int | None = None
+    owner: tuple[int, int] | None = None
+    mtime_ns: int | None = None
+    follow: bool = True
+
+
+class BatchKind(IntEnum):
+    """What one step of a batch makes."""
+
+    DIRECTORY = 1
+    FILE = 2
+    SYMLINK = 3
+    HARD_LINK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOp:
+    """One entry to make beneath the root of a batch; ``data`` is a file's content or a link's target."""
+
+    kind: BatchKind
+    path: bytes
+    mode: int
+    mtime_ns: int
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Entries to make beneath ``root``, in order, never through a symlink."""
+
+    root: str
+    ops: tuple[BatchOp, ...]
+
+
+Change = MakeDir | Rename | Remove | SetAttr | Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How a file is written.
+
+    Attributes:
+        mode: permission bits of a new file. parents: make missing directories. atomic: readers see the old content or the whole new one.
+        root: when not "", the path is relative and resolved beneath it without following symlinks.
+    """
+
+    mode: int = 0o644
+    create: bool = True
+    exclusive: bool = False
+    append: bool = False
+    parents: bool = False
+    atomic: bool = False
+    root: str = ""
+
+
+class FileEventKind(StrEnum):
+    """What happened to a watched path; ``OVERFLOW`` = some events were lost."""
+
+    CREATED = "created"
+    MODIFIED = "modified"
+    REMOVED = "removed"
+    MOVED_FROM = "moved_from"
+    MOVED_TO = "moved_to"
+    ATTRIBUTES = "attributes"
+    OVERFLOW = "overflow"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEvent:
+    """One event below a watched directory; ``path`` is relative to it. ``cookie`` pairs the two halves of a move."""
+
+    kind: FileEventKind
+    path: str
+    is_dir: bool = False
+    cookie: int = 0
+
+
+class TreeTag(StrEnum):
+    """What a piece of a streamed tree is."""
+
+    ENTRY = "entry"
+    CONTENT = "content"
+    FILE_END = "file_end"
+    TREE_END = "tree_end"
+
+
+@dataclass(frozen=True, slots=True)
+class TreePiece:
+    """A piece of a streamed tree. ``status``: FILE_END 0 whole, 1 shorter, 2 unreadable; TREE_END 0 whole, 1 bytes, 2 entries."""
+
+    tag: TreeTag
+    entry: Entry | None = None
+    content: bytes = b""
+    status: int = 0

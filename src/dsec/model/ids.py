@@ -1,0 +1,58 @@
+"""Identifiers: a kind prefix and 130 random bits in lower-case base32. Parsed once, at the edge."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Final, NewType
+
+from dsec.errors import BadRequest
+
+SandboxId = NewType("SandboxId", str)
+ExecId = NewType("ExecId", str)
+EngineId = NewType("EngineId", str)
+
+_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
+_LENGTH: Final = 26
+_SANDBOX: Final = re.compile(r"sb-[a-z2-7]{26}")
+_EXEC: Final = re.compile(r"ex-[a-z2-7]{26}")
+
+
+def _fresh(prefix: str) -> str:
+    """``prefix`` and 26 random characters (130 bits)."""
+    bits = secrets.randbits(5 * _LENGTH)
+    return prefix + "".join(_ALPHABET[(bits >> (5 * place)) & 31] for place in range(_LENGTH))
+
+
+def new_sandbox_id() -> SandboxId:
+    """A new, unguessable sandbox id."""
+    return SandboxId(_fresh("sb-"))
+
+
+def new_exec_id() -> ExecId:
+    """A new exec id."""
+    return ExecId(_fresh("ex-"))
+
+
+def new_engine_id() -> EngineId:
+    """A new engine id (one per start of an engine)."""
+    return EngineId(_fresh("en-"))
+
+
+def new_session_id() -> str:
+    """The ``SESSION_ID`` of one run of a sandbox."""
+    return _fresh("se-")
+
+
+def parse_sandbox_id(text: str) -> SandboxId:
+    """Raises: BadRequest: not the form of a sandbox id."""
+    if not _SANDBOX.fullmatch(text):
+        raise BadRequest(f"id: {text!r} is not a sandbox id", hint="an id is 'sb-' and 26 of a-z2-7")
+    return SandboxId(text)
+
+
+def parse_exec_id(text: str) -> ExecId:
+    """Raises: BadRequest: not the form of an exec id."""
+    if not _EXEC.fullmatch(text):
+        raise BadRequest(f"exec id: {text!r} is not an exec id", hint="an id is 'ex-' and 26 of a-z2-7")
+    return ExecId(text)

@@ -1,0 +1,61 @@
+"""Records of the journal, as values. How they are chained and stored is the store's affair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+class Phase(StrEnum):
+    """Intent comes before the act, result after it; a note stands alone."""
+
+    INTENT = "intent"
+    RESULT = "result"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A record before it is stored.
+
+    Attributes:
+        chain: whose chain it belongs to: a sandbox id, or "engine".
+        act: dotted name, such as ``sandbox.create``, ``exec``, ``files.write``.
+        ref: ties result to intent (an exec id, for instance), or "".
+        payload: facts; contents and standard input by digest only.
+        actor: who acted.
+    """
+
+    chain: str
+    act: str
+    phase: Phase
+    ref: str = ""
+    actor: str = "local"
+    payload: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A stored record. ``seq`` counts within its chain from 1; ``at`` in seconds since the epoch; ``digest`` chains over the one before."""
+
+    chain: str
+    seq: int
+    at: float
+    act: str
+    phase: Phase
+    ref: str
+    actor: str
+    payload: Mapping[str, Json]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing wrong with the journal: the first bad record of a chain, or a tail that was cut."""
+
+    chain: str
+    seq: int
+    problem: str

@@ -1,0 +1,169 @@
+"""What a sandbox is: its level, limits, specification, state and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+
+from dsec.errors import BadRequest
+from dsec.model.ids import SandboxId
+
+MIB = 2**20
+ROOT_UID = 0
+USER_UID = 1000
+USER_HOME = "/home/user"
+WORKSPACE = "/workspace"
+
+
+class Level(StrEnum):
+    """How strongly a sandbox is isolated. A level that is not available is refused, never lowered."""
+
+    PROCESS = "process"
+    CONTAINER = "container"
+
+
+class Flag(StrEnum):
+    """What a level can guarantee. A missing flag is a guarantee that is *not* given."""
+
+    ROOT_FS = "root_fs"  # a root file system of its own; host files are not visible
+    LAYERS = "layers"  # base layers and a writable layer that can be thrown away
+    DISK_QUOTA = "disk_quota"  # bytes written are limited by the kernel
+    MEMORY_LIMIT = "memory_limit"  # of the whole sandbox, and OOM is reported
+    PIDS_LIMIT = "pids_limit"  # of the whole sandbox
+    CPU_LIMIT = "cpu_limit"
+    PID_NAMESPACE = "pid_namespace"  # other processes are invisible; killing is atomic
+    LOOPBACK = "loopback"  # a network of its own with `lo` only
+    NO_SOCKETS = "no_sockets"  # instead of a network: socket() is refused
+    USERS = "users"  # `user=` chooses who runs a command; root inside is nobody outside
+    PAUSE = "pause"  # processes can be frozen
+    SCRATCH = "scratch"  # one exec in a throw-away copy-on-write child
+    PRIVATE_UID = "private_uid"  # a host uid that no other sandbox and nobody else has
+    CROSS_EXEC_SIGNALS = "cross_exec_signals"  # commands of one sandbox can signal one another
+    PTY = "pty"
+    VOLUMES = "volumes"
+
+
+class State(StrEnum):
+    """The life of a sandbox. ``LOCKED`` and hibernation come with budgets and templates."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    GONE = "gone"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Hard ceilings. ``None`` never means "unlimited": every field has a value.
+
+    Attributes:
+        cpu_millis: thousandths of one CPU.
+        memory_mib: memory of all processes and tmpfs files together, MiB.
+        pids: processes and threads, without init itself.
+        disk_mib: bytes in the writable layer, MiB.
+        open_files: descriptors per process.
+        output_bytes: kept per stream of one exec; beyond it the result is ``truncated``.
+    """
+
+    cpu_millis: int = 1000
+    memory_mib: int = 512
+    pids: int = 256
+    disk_mib: int = 1024
+    open_files: int = 1024
+    output_bytes: int = 10 * MIB
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "cpu_millis": (10, 1_024_000),
+            "memory_mib": (8, 16 * 2**20),
+            "pids": (4, 4_000_000),
+            "disk_mib": (1, 64 * 2**20),
+            "open_files": (16, 1_048_576),
+            "output_bytes": (0, 2**31),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise BadRequest(f"limits.{name}: {value!r} is not a whole number from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A host directory or file shown inside. ``source`` and ``target`` are absolute."""
+
+    source: Path
+    target: str
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.source.is_absolute():
+            raise BadRequest(f"volume source: {str(self.source)!r} is not an absolute path")
+        parts = self.target.split("/")
+        if not self.target.startswith("/") or "\0" in self.target or ".." in parts or self.target.strip("/") == "":
+            raise BadRequest(f"volume target: {self.target!r} is not an absolute path below / without '..'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """What was asked for. ``ttl`` and ``idle`` in seconds, 0 = none."""
+
+    level: Level = Level.CONTAINER
+    base: str = "system"
+    limits: Limits = Limits()
+    ttl: float = 0.0
+    idle: float = 0.0
+    read_only: bool = False
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    volumes: tuple[Volume, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        for name in ("ttl", "idle"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 10 * 365 * 86400:
+                raise BadRequest(f"{name}: {value!r} is not a number of seconds from 0 to ten years")
+        for key, value in self.env.items():
+            if not key or "=" in key or "\0" in key or "\0" in value:
+                raise BadRequest(f"env: {key!r} is not a name without '=' and NUL with a value without NUL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxInfo:
+    """What is known of a sandbox. Times are seconds since the epoch; 0 = not yet, or never."""
+
+    id: SandboxId
+    state: State
+    spec: SandboxSpec
+    flags: frozenset[Flag]
+    created_at: float
+    expires_at: float = 0.0
+    ended_at: float = 0.0
+    reason: str = ""
+    session_id: str = ""
+    workdir: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Figures of a sandbox now. ``-1`` = this level cannot tell.
+
+    Attributes:
+        cpu_seconds: user and system time of all its processes.
+        memory_bytes: charged now. memory_peak_bytes: the most ever.
+        disk_bytes: in the writable layer.
+        pids: processes and threads now, init included.
+        oom_kills: processes killed for memory.
+    """
+
+    cpu_seconds: float = -1.0
+    memory_bytes: int = -1
+    memory_peak_bytes: int = -1
+    disk_bytes: int = -1
+    pids: int = -1
+    oom_kills: int = -1

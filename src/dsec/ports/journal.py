@@ -1,0 +1,55 @@
+"""The journal and the table of sandboxes: one database, one writer, one transaction for a state change and its record."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from dsec.model.ids import SandboxId
+from dsec.model.journal import Draft, Finding, Record
+from dsec.model.sandbox import SandboxInfo, State
+
+
+class Journal(ABC):
+    """Append-only, hash-chained per ``chain``, durable when ``append`` returns.
+
+    Every method raises:
+        StorageFull: nothing was stored.
+        StoreDamaged: the database is not one of ours or is broken.
+    """
+
+    @abstractmethod
+    async def append(self, *drafts: Draft) -> tuple[Record, ...]:
+        """Store all or none."""
+
+    @abstractmethod
+    async def read(self, chain: str, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
+        """Records of one chain in order, ``seq`` greater than ``after``."""
+
+    @abstractmethod
+    async def verify(self) -> tuple[Finding, ...]:
+        """Every chain against its digests and its signed checkpoints; empty = sound. Names the first bad record of each bad chain, and cut tails."""
+
+
+class Sandboxes(ABC):
+    """The recorded state of every sandbox of this engine. Raises as :class:`Journal`."""
+
+    @abstractmethod
+    async def add(self, info: SandboxInfo, draft: Draft) -> None:
+        """Record a new sandbox together with its intent.  Raises: Conflict: the id exists."""
+
+    @abstractmethod
+    async def move(self, sandbox: SandboxId, *, seen: State, to: State, draft: Draft, reason: str = "") -> SandboxInfo:
+        """Compare and set, in one transaction with its record.  Raises: Conflict: it is no longer ``seen``. NotFound."""
+
+    @abstractmethod
+    async def expire_at(self, sandbox: SandboxId, at: float, draft: Draft) -> SandboxInfo:
+        """Change when it expires (seconds since the epoch, 0 = never).  Raises: NotFound."""
+
+    @abstractmethod
+    async def get(self, sandbox: SandboxId) -> SandboxInfo:
+        """Raises: NotFound."""
+
+    @abstractmethod
+    async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
+        """All, or those in these states, oldest first."""

@@ -1,0 +1,100 @@
+"""A runtime makes and ends sandboxes of one level."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsec.model.ids import SandboxId
+from dsec.model.sandbox import Flag, Level, Limits, Metrics, Volume
+from dsec.ports.guest import Guest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything a runtime needs to make one sandbox; nothing in it is looked up again.
+
+    Attributes:
+        image: digest or name of the base, which the runtime resolves through its image store.
+        writable: name of the writable layer (or private directory), made beforehand.
+        deadline: CLOCK_BOOTTIME seconds at which the sandbox must end whoever is alive, 0 = none.
+        hostname: of the sandbox, where the level has one.
+    """
+
+    id: SandboxId
+    level: Level
+    limits: Limits
+    image: str = "system"
+    read_only: bool = False
+    volumes: tuple[Volume, ...] = ()
+    deadline: float = 0.0
+    hostname: str = "sandbox"
+    parent: Path | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A sandbox that a runtime found: its id and the pid of its init on the host."""
+
+    id: SandboxId
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Told when a sandbox ended without being asked to. ``reason``: words; ``oom``: init fell to the memory limit."""
+
+    id: SandboxId
+    reason: str
+    oom: bool = False
+
+
+OnEnded = Callable[[Ended], None]
+
+
+class Runtime(ABC):
+    """One level. A runtime keeps no durable state: after a restart, ``list`` is the truth."""
+
+    level: Level
+    flags: frozenset[Flag]
+
+    @abstractmethod
+    async def create(self, plan: Plan) -> Running:
+        """Make it, completely or not at all.
+
+        Raises:
+            IsolationUnavailable: this machine or user cannot have it; the reason is in the message.
+            Busy: a bound is reached now.
+            RuntimeUnavailable: it failed; nothing is left behind.
+        """
+
+    @abstractmethod
+    async def destroy(self, sandbox: SandboxId) -> None:
+        """End every process and remove everything. Absent sandboxes are not an error.
+
+        Raises:
+            CleanupFailed: something is left; call again.
+        """
+
+    @abstractmethod
+    async def list(self) -> tuple[Running, ...]:
+        """What runs now and is ours."""
+
+    @abstractmethod
+    async def freeze(self, sandbox: SandboxId, frozen: bool) -> None:
+        """Stop or continue all processes; returns when all are.  Raises: Unsupported, NotFound."""
+
+    @abstractmethod
+    async def deadline(self, sandbox: SandboxId, at: float) -> None:
+        """Move the deadline that is enforced without us (CLOCK_BOOTTIME seconds, 0 = none).  Raises: NotFound."""
+
+    @abstractmethod
+    async def connect(self, sandbox: SandboxId) -> Guest:
+        """Talk to the inside; a newer connection replaces the older.  Raises: NotFound, RuntimeUnavailable."""
+
+    @abstractmethod
+    async def metrics(self, sandbox: SandboxId) -> Metrics:
+        """Figures now.  Raises: NotFound."""

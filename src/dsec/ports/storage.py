@@ -1,0 +1,69 @@
+"""Where files come from and go to: read-only images, writable layers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.model.ids import SandboxId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A read-only tree. ``path``: its EROFS file. ``digest``: over the canonical tree, ``sha256:…``."""
+
+    name: str
+    digest: str
+    path: Path
+    mutable: bool = False
+
+
+class Images(ABC):
+    """The image store."""
+
+    @abstractmethod
+    async def get(self, name: str) -> Image:
+        """The image of that name, built first when it is a base that can be built here.
+
+        Raises:
+            NotFound: no such image.
+            Unsupported: it cannot be built on this machine; the reason and the packages to install are in the message.
+            StoreDamaged: the stored file is not what was stored.
+        """
+
+    @abstractmethod
+    async def list(self) -> tuple[Image, ...]:
+        """What is stored."""
+
+
+class Layers(ABC):
+    """Writable layers with a quota that the kernel holds. Ownership on disk is canonical (uid 0 … 65535)."""
+
+    @abstractmethod
+    async def create(self, sandbox: SandboxId, disk_mib: int) -> Path:
+        """An empty layer: a directory (relative to ``root_fd``) with ``upper`` and ``work`` in it.
+
+        Raises:
+            StorageFull, Conflict.
+        """
+
+    @abstractmethod
+    async def discard(self, sandbox: SandboxId) -> None:
+        """Take it away at once; deleting goes on in the background. Absent is not an error.  Raises: CleanupFailed."""
+
+    @abstractmethod
+    async def used(self, sandbox: SandboxId) -> int:
+        """Bytes in it.  Raises: NotFound."""
+
+    @abstractmethod
+    async def list(self) -> tuple[SandboxId, ...]:
+        """Layers that exist."""
+
+    @abstractmethod
+    def root_fd(self) -> int:
+        """A descriptor of the directory that holds the layers, on a mount of its own."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop background work and release the mount; layers stay when the store is durable."""

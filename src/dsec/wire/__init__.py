@@ -1,0 +1,1 @@
+"""Shapes on the wire: frames of the init protocol, requests to the spawner, errors."""
