@@ -1,0 +1,321 @@
+"""Base ``system``: a root file system copied from this machine's own Debian packages.
+
+Only what packages own below /usr is copied. /etc is written anew; nothing of the host's /etc, /home, /root, /var or
+/usr/local is read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import struct
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from dsec.errors import Unsupported
+from dsec.images.packages import Package, package_files
+
+RECIPE: Final = "1"
+"""Goes up when this module would build a different tree from the same packages."""
+
+Progress = Callable[[str], None]
+
+_MERGED: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_SKIPPED: Final = (
+    "/usr/local/",
+    "/usr/share/bash-completion/",
+    "/usr/share/bug/",
+    "/usr/share/doc-base/",
+    "/usr/share/doc/",
+    "/usr/share/info/",
+    "/usr/share/lintian/",
+    "/usr/share/locale/",
+    "/usr/share/man/",
+)
+_USER: Final = (1000, 1000)
+_ROOT: Final = (0, 0)
+# path, mode, owner
+_DIRECTORIES: Final = (
+    ("etc", 0o755, _ROOT),
+    ("usr/local/bin", 0o755, _ROOT),
+    ("usr/local/lib", 0o755, _ROOT),
+    ("usr/local/share", 0o755, _ROOT),
+    ("var/cache", 0o755, _ROOT),
+    ("var/lib", 0o755, _ROOT),
+    ("var/log", 0o755, _ROOT),
+    ("var/spool", 0o755, _ROOT),
+    ("var/tmp", 0o1777, _ROOT),
+    ("home/user", 0o755, _USER),
+    ("workspace", 0o755, _USER),
+    ("tmp", 0o1777, _ROOT),
+    ("root", 0o700, _ROOT),
+    ("run/lock", 0o1777, _ROOT),
+    ("dev", 0o755, _ROOT),
+    ("proc", 0o555, _ROOT),
+    ("sys", 0o555, _ROOT),
+    ("mnt", 0o755, _ROOT),
+    ("media", 0o755, _ROOT),
+    ("opt", 0o755, _ROOT),
+    ("srv", 0o755, _ROOT),
+)
+_LINKS: Final = (
+    ("var/run", "/run"),
+    ("var/lock", "/run/lock"),
+    ("etc/localtime", "/usr/share/zoneinfo/Etc/UTC"),
+    ("etc/mtab", "../proc/self/mounts"),
+    ("etc/os-release", "../usr/lib/os-release"),
+    ("usr/lib/ssl/cert.pem", "/etc/ssl/certs/ca-certificates.crt"),
+)
+# What update-alternatives would link: name and what it can be, best first.
+_ALTERNATIVES: Final = (
+    ("awk", ("gawk", "mawk")),
+    ("nawk", ("gawk", "mawk")),
+    ("pager", ("less", "more")),
+    ("which", ("which.debianutils",)),
+)
+_ETC: Final = {
+    "passwd": (
+        "root:x:0:0:root:/root:/bin/bash\n"
+        "user:x:1000:1000:user:/home/user:/bin/bash\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
+    "group": "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n",
+    "shadow": "root:*:19000:0:99999:7:::\nuser:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n",
+    "shells": "/bin/sh\n/bin/bash\n/bin/dash\n",
+    "hostname": "sandbox\n",
+    "hosts": "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    "resolv.conf": "",
+    "host.conf": "multi on\n",
+    "nsswitch.conf": (
+        "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n"
+        "protocols: files\nservices: files\n"
+    ),
+    "profile": (
+        "PATH=/usr/local/bin:/usr/bin:/bin\n"
+        'if [ "$(id -u)" -eq 0 ]; then PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; fi\n'
+        "export PATH\numask 022\n"
+    ),
+    "bash.bashrc": "[ -z \"$PS1\" ] && return\nPS1='\\u@\\h:\\w\\$ '\n",
+    "timezone": "Etc/UTC\n",
+    "ssl/openssl.cnf": "openssl_conf = default\n[default]\n",
+    "ld.so.conf": "/usr/local/lib\n{libraries}\n",
+}
+
+
+def require_builder() -> str:
+    """Path of mkfs.erofs.  Raises: Unsupported: this process could not build an image."""
+    if os.geteuid() != 0:
+        raise Unsupported(
+            "base 'system' can only be built by root: its files have owners",
+            hint="run once as root",
+            euid=os.geteuid(),
+        )
+    tool = shutil.which("mkfs.erofs", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if tool is None:
+        raise Unsupported(
+            "images cannot be built: mkfs.erofs is not installed",
+            hint="apt-get install erofs-utils",
+            missing=["erofs-utils"],
+        )
+    return tool
+
+
+def build_tree(root: Path, packages: Iterable[Package], progress: Progress) -> None:
+    """Fill the empty directory ``root`` with the base image.
+
+    Raises:
+        Unsupported: this machine's /usr is not merged, or dpkg fails.
+        OSError: the disk is full, a file cannot be read.
+    """
+    if not Path("/bin").is_symlink():
+        raise Unsupported(
+            "base 'system' needs a merged /usr (/bin as a link)", hint="apt-get install usrmerge"
+        )
+    progress("listing package files")
+    files = package_files(packages)
+    progress(f"copying {len(files)} entries")
+    newest = _Copier(root).copy(files)
+    progress("writing /etc")
+    _make_directories(root)
+    _make_links(root)
+    _write_etc(root)
+    _run_ldconfig(root)
+    _drop_dangling(root)
+    _settle(root, newest)
+
+
+def make_erofs(tool: str, tree: Path, target: Path, uuid: str) -> None:
+    """Write ``tree`` as an EROFS image, uncompressed, mtimes kept.
+
+    Raises: Unsupported: mkfs.erofs failed; its own words are in the message.
+    """
+    command = [tool, "--quiet", "--preserve-mtime", "-x-1", f"-U{uuid}", str(target), str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        raise Unsupported(
+            f"mkfs.erofs failed ({done.returncode}): {(done.stderr or done.stdout).strip()[-500:]}"
+        )
+
+
+def place(path: str) -> str | None:
+    """Where a package's path goes in the merged tree, or None when it is left out."""
+    top = path.split("/", 2)[1]
+    if top in _MERGED:
+        path = f"/usr{path}"
+    if not path.startswith("/usr/") or path.startswith(_SKIPPED) or f"{path}/" in _SKIPPED:
+        return None
+    return path
+
+
+class _Copier:
+    """Copies package files; hard links stay hard links."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._seen: dict[tuple[int, int], Path] = {}
+        self._newest = 0
+
+    def copy(self, paths: Iterable[str]) -> int:
+        """Copy what belongs into the tree; the newest mtime among it, ns."""
+        for path in sorted({placed for path in paths if (placed := place(path)) is not None}):
+            self._entry(Path(path))
+        return self._newest
+
+    def _entry(self, path: Path) -> None:
+        try:
+            info = path.lstat()
+        except FileNotFoundError:
+            return  # excluded by the machine's dpkg configuration, or diverted
+        target = self._target(path)
+        if stat.S_ISDIR(info.st_mode):
+            target.mkdir(parents=True, exist_ok=True)
+            return
+        self._newest = max(self._newest, info.st_mtime_ns)
+        if stat.S_ISLNK(info.st_mode):
+            self._link(path, target, info)
+        elif stat.S_ISREG(info.st_mode):
+            self._file(path, target, info)
+            if path.suffix == ".py":
+                self._bytecode(path, info)
+
+    def _target(self, path: Path) -> Path:
+        """Where it goes, its directory made."""
+        target = self._root / path.relative_to("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def _link(self, path: Path, target: Path, info: os.stat_result) -> None:
+        value = path.readlink()
+        if not value.is_relative_to("/etc/alternatives"):  # the host's choice; ours is made below
+            target.symlink_to(value)
+            self._stamp(target, info)
+
+    def _file(self, path: Path, target: Path, info: os.stat_result) -> None:
+        first = self._seen.get((info.st_dev, info.st_ino)) if info.st_nlink > 1 else None
+        if first is not None:
+            target.hardlink_to(first)
+            return
+        shutil.copyfile(path, target)
+        # setuid and setgid are dropped: nothing inside may gain privileges.
+        target.chmod(stat.S_IMODE(info.st_mode) & 0o777)
+        self._stamp(target, info)
+        self._seen[info.st_dev, info.st_ino] = target
+
+    def _bytecode(self, path: Path, source: os.stat_result) -> None:
+        """Byte code is made when a package is installed and owned by none; taken when it is that of the source."""
+        for cached in Path(path.parent, "__pycache__").glob(f"{path.stem}.cpython-*.pyc"):
+            info = cached.lstat()
+            if stat.S_ISREG(info.st_mode) and _is_current(cached, source):
+                target = self._target(cached)
+                self._file(cached, target, info)
+                # Made on the host at some moment: given the time of its source, so that the digest does not vary.
+                self._stamp(target, source)
+
+    def _stamp(self, target: Path, info: os.stat_result) -> None:
+        os.utime(target, ns=(info.st_mtime_ns, info.st_mtime_ns), follow_symlinks=False)
+
+
+def _is_current(cached: Path, source: os.stat_result) -> bool:
+    """Byte code of the interpreter that the packages bring, made from this very source."""
+    with cached.open("rb") as file:
+        header = file.read(16)
+    expected = struct.pack("<III", 0, int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
+    return len(header) == 16 and header[4:] == expected
+
+
+def _make_directories(root: Path) -> None:
+    for path, mode, owner in _DIRECTORIES:
+        directory = root / path
+        directory.mkdir(parents=True, exist_ok=True)
+        os.chown(directory, *owner)
+        directory.chmod(mode)
+
+
+def _make_links(root: Path) -> None:
+    for name in _MERGED:
+        if (root / "usr" / name).is_dir():
+            (root / name).symlink_to(f"usr/{name}")
+    for path, target in _LINKS:
+        link = root / path
+        if link.parent.is_dir() and not os.path.lexists(link):
+            link.symlink_to(target)
+    for name, choices in _ALTERNATIVES:
+        link = root / "usr/bin" / name
+        present = [choice for choice in choices if (root / "usr/bin" / choice).exists()]
+        if present and not os.path.lexists(link):
+            link.symlink_to(present[0])
+
+
+def _write_etc(root: Path) -> None:
+    etc = root / "etc"
+    libraries = sorted(path for path in (root / "usr/lib").glob("*-linux-gnu*") if path.is_dir())
+    lines = "\n".join(f"/usr/lib/{path.name}" for path in libraries)
+    for name, text in _ETC.items():
+        _write(etc / name, text.replace("{libraries}", lines).encode())
+    (etc / "shadow").chmod(0o600)
+    certificates = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
+    bundle = b"".join(path.read_bytes().rstrip(b"\n") + b"\n" for path in certificates)
+    _write(etc / "ssl/certs/ca-certificates.crt", bundle)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o644)
+
+
+def _run_ldconfig(root: Path) -> None:
+    """Without its cache the loader would look into the wrong places for some libraries.  Raises: Unsupported."""
+    tool = shutil.which("ldconfig", path="/usr/sbin:/sbin")
+    if tool is None:
+        raise Unsupported("ldconfig is not installed", hint="apt-get install libc-bin", missing=["libc-bin"])
+    done = subprocess.run(
+        [tool, "-r", str(root)], capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode != 0:
+        raise Unsupported(f"ldconfig failed ({done.returncode}): {done.stderr.strip()[-500:]}")
+    shutil.rmtree(root / "var/cache/ldconfig", ignore_errors=True)
+
+
+def _drop_dangling(root: Path) -> None:
+    """Links of packages into an /etc that this tree does not have."""
+    for path in (root / "usr").rglob("*"):
+        value = path.readlink() if path.is_symlink() else root
+        if value.is_relative_to("/etc") and not os.path.lexists(root / value.relative_to("/")):
+            path.unlink()
+
+
+def _settle(root: Path, newest: int) -> None:
+    """One fixed time for all that no package dates: directories, and what was written here."""
+    made = {root / path for path, _ in _LINKS} | {root / name for name in _MERGED}
+    made |= {root / "usr/bin" / name for name, _ in _ALTERNATIVES}
+    for path in root.rglob("*"):
+        info = path.lstat()
+        undated = path in made or path.is_relative_to(root / "etc") or stat.S_ISDIR(info.st_mode)
+        if undated or info.st_mtime_ns > newest:
+            os.utime(path, ns=(newest, newest), follow_symlinks=False)
+    root.chmod(0o755)
+    os.utime(root, ns=(newest, newest))

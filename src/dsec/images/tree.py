@@ -1,0 +1,75 @@
+"""The digest of a tree: the same files give the same digest on every machine, whatever holds them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+_FORMAT: Final = b"dsec tree 1\n"
+# A label of the machine that holds the tree, not a part of the tree.
+_FOREIGN_XATTRS: Final = frozenset({"security.selinux"})
+
+
+def tree_digest(root: Path) -> str:
+    """``sha256:…`` over every entry below ``root`` and ``root`` itself.
+
+    Covered: path, type, mode, uid, gid, mtime, size, extended attributes, content or target. Not covered: inode numbers,
+    the order on disk, access times, and which files are hard links of one another (a link counts as a file).
+
+    Raises: OSError: something could not be read, or is neither a file, a directory nor a symlink (EINVAL).
+    """
+    digest = hashlib.sha256(_FORMAT)
+    for path, info in _walk(root):
+        for part in _record(path.relative_to(root), path, info):
+            digest.update(b"%d:" % len(part))
+            digest.update(part)
+        digest.update(b"\n")
+    return f"sha256:{digest.hexdigest()}"
+
+
+def file_digest(path: Path) -> str:
+    """``sha256:…`` over the bytes of one file.  Raises: OSError."""
+    with path.open("rb", buffering=0) as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Everything, each directory before what is in it, names in byte order."""
+    pending = [root]
+    while pending:
+        path = pending.pop()
+        info = path.lstat()
+        yield path, info
+        if stat.S_ISDIR(info.st_mode):
+            pending.extend(sorted(path.iterdir(), key=os.fsencode, reverse=True))
+
+
+def _record(relative: Path, path: Path, info: os.stat_result) -> Iterable[bytes]:
+    """The fields of one entry, in their fixed order."""
+    kind, size, content = _content(path, info)
+    numbers = f"{stat.S_IMODE(info.st_mode):o} {info.st_uid} {info.st_gid} {info.st_mtime_ns} {size}"
+    yield os.fsencode(relative)
+    yield kind
+    yield numbers.encode()
+    yield content
+    for name in sorted(os.listxattr(path, follow_symlinks=False)):
+        if name not in _FOREIGN_XATTRS:
+            yield os.fsencode(name)
+            yield os.getxattr(path, name, follow_symlinks=False)
+
+
+def _content(path: Path, info: os.stat_result) -> tuple[bytes, int, bytes]:
+    """Kind, size and content (of a file: its digest)."""
+    if stat.S_ISDIR(info.st_mode):
+        return b"directory", 0, b""
+    if stat.S_ISLNK(info.st_mode):
+        return b"symlink", 0, os.fsencode(path.readlink())
+    if stat.S_ISREG(info.st_mode):
+        with path.open("rb", buffering=0) as file:
+            return b"file", info.st_size, hashlib.file_digest(file, "sha256").digest()
+    raise OSError(errno.EINVAL, "neither a file, a directory nor a symlink", str(path))

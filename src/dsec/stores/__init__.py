@@ -1,0 +1,1 @@
+"""Back-ends that keep things on disk: the journal, writable layers."""

@@ -1,0 +1,103 @@
+"""The btrfs ioctls that layers need, as functions over descriptors."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from typing import Final
+
+_NAME_MAX: Final = 255
+_FIRST_ID: Final = 256
+
+_VOL_ARGS: Final = struct.Struct("=q4088s")
+_VOL_ARGS_V2: Final = struct.Struct("=q2Q32x4040s")
+_QUOTA_CTL: Final = struct.Struct("=2Q")
+_QGROUP_LIMIT: Final = struct.Struct("=6Q")
+_QGROUP_CREATE: Final = struct.Struct("=2Q")
+_INO_LOOKUP: Final = struct.Struct("=2Q4080s")
+_FS_INFO: Final = struct.Struct("=2Q16s3IHHQ16s944x")
+
+_READ: Final = 2
+_WRITE: Final = 1
+
+
+def _number(direction: int, nr: int, size: int) -> int:
+    """An ioctl number of btrfs, as <linux/ioctl.h> makes it."""
+    return direction << 30 | size << 16 | 0x94 << 8 | nr
+
+
+_IOC_SUBVOL_CREATE: Final = _number(_WRITE, 14, _VOL_ARGS.size)
+_IOC_SNAP_DESTROY: Final = _number(_WRITE, 15, _VOL_ARGS.size)
+_IOC_INO_LOOKUP: Final = _number(_READ | _WRITE, 18, _INO_LOOKUP.size)
+_IOC_FS_INFO: Final = _number(_READ, 31, 1024)
+_IOC_QUOTA_CTL: Final = _number(_READ | _WRITE, 40, _QUOTA_CTL.size)
+_IOC_QGROUP_CREATE: Final = _number(_WRITE, 42, _QGROUP_CREATE.size)
+_IOC_QGROUP_LIMIT: Final = _number(_READ, 43, _QGROUP_LIMIT.size)
+_IOC_SYNC: Final = 0x9408
+
+_QUOTA_ENABLE: Final = 1
+_QUOTA_ENABLE_SIMPLE: Final = 4
+_LIMIT_MAX_RFER: Final = 1
+
+
+def _vol_args(name: str) -> bytes:
+    raw = os.fsencode(name)
+    if not raw or len(raw) > _NAME_MAX or b"/" in raw or b"\0" in raw:
+        raise ValueError(f"not a name of a subvolume: {name!r}")
+    return _VOL_ARGS.pack(0, raw)
+
+
+def create_subvolume(parent: int, name: str) -> None:
+    """Raises: OSError."""
+    fcntl.ioctl(parent, _IOC_SUBVOL_CREATE, bytearray(_vol_args(name)))
+
+
+def destroy_subvolume(parent: int, name: str) -> None:
+    """Unlink a subvolume; the kernel frees its blocks later.  Raises: OSError."""
+    fcntl.ioctl(parent, _IOC_SNAP_DESTROY, bytearray(_vol_args(name)))
+
+
+def subvolume_id(directory: int) -> int:
+    """The id of the subvolume that a directory is in; its qgroup is ``0/id``.  Raises: OSError."""
+    buffer = bytearray(_INO_LOOKUP.pack(0, _FIRST_ID, b""))
+    fcntl.ioctl(directory, _IOC_INO_LOOKUP, buffer)
+    return int(_INO_LOOKUP.unpack(buffer)[0])
+
+
+def file_system_id(directory: int) -> str:
+    """The UUID of the file system, as it is named below /sys/fs/btrfs.  Raises: OSError."""
+    buffer = bytearray(1024)
+    fcntl.ioctl(directory, _IOC_FS_INFO, buffer)
+    raw = buffer[16:32].hex()
+    return "-".join((raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:]))
+
+
+def enable_quota(directory: int) -> bool:
+    """Switch quotas on. True: simple quotas (kernel 6.7 and later), False: full qgroups.  Raises: OSError."""
+    try:
+        fcntl.ioctl(directory, _IOC_QUOTA_CTL, bytearray(_QUOTA_CTL.pack(_QUOTA_ENABLE_SIMPLE, 0)))
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTTY):
+            raise
+    else:
+        return True
+    fcntl.ioctl(directory, _IOC_QUOTA_CTL, bytearray(_QUOTA_CTL.pack(_QUOTA_ENABLE, 0)))
+    return False
+
+
+def limit_qgroup(directory: int, subvolume: int, size: int) -> None:
+    """Let subvolume ``0/subvolume`` refer to at most ``size`` bytes, metadata included.  Raises: OSError."""
+    limit = _QGROUP_LIMIT.pack(subvolume, _LIMIT_MAX_RFER, size, 0, 0, 0)
+    fcntl.ioctl(directory, _IOC_QGROUP_LIMIT, bytearray(limit))
+
+
+def remove_qgroup(directory: int, subvolume: int) -> None:
+    """Raises: OSError: EBUSY while the deleted subvolume still has blocks."""
+    fcntl.ioctl(directory, _IOC_QGROUP_CREATE, bytearray(_QGROUP_CREATE.pack(0, subvolume)))
+
+
+def commit(directory: int) -> None:
+    """Commit the running transaction.  Raises: OSError."""
+    fcntl.ioctl(directory, _IOC_SYNC)

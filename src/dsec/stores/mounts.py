@@ -1,0 +1,253 @@
+"""Detached mounts, loop devices and the few system calls for them that Python does not wrap.
+
+A *detached* mount is attached nowhere: it is reached through its descriptor, does not show in the host's mount table,
+and ends with the last descriptor, also when the process is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from dsec.errors import Busy, Unsupported
+
+MOUNT_ATTR_RDONLY: Final = 0x1
+MOUNT_ATTR_NOSUID: Final = 0x2
+MOUNT_ATTR_NODEV: Final = 0x4
+MOUNT_ATTR_NOATIME: Final = 0x10
+
+# The same numbers on x86-64 and arm64 (and every other architecture since the tables were joined at 424).
+_SYS_OPEN_TREE: Final = 428
+_SYS_FSOPEN: Final = 430
+_SYS_FSCONFIG: Final = 431
+_SYS_FSMOUNT: Final = 432
+_SYS_MOUNT_SETATTR: Final = 442
+
+_FSCONFIG_SET_FLAG: Final = 0
+_FSCONFIG_SET_STRING: Final = 1
+_FSCONFIG_CMD_CREATE: Final = 6
+_CLOEXEC: Final = 1
+_OPEN_TREE_CLONE: Final = 1
+_AT_EMPTY_PATH: Final = 0x1000
+
+_LOOP_CTL_GET_FREE: Final = 0x4C82
+_LOOP_CONFIGURE: Final = 0x4C0A
+_LOOP_CLR_FD: Final = 0x4C01
+_LO_FLAGS_READ_ONLY: Final = 1
+_LO_FLAGS_AUTOCLEAR: Final = 4
+_LO_FLAGS_DIRECT_IO: Final = 16
+_LOOP_ATTEMPTS: Final = 64
+# struct loop_config: fd, block_size, struct loop_info64 (232 bytes), 8 reserved words.
+_LOOP_CONFIG: Final = struct.Struct("=II 5Q 4I 64s64s32s 2Q 8Q")
+
+
+@cache
+def _syscall() -> Callable[..., int]:
+    """libc's ``syscall``, loaded when first needed."""
+    function = ctypes.CDLL(None, use_errno=True).syscall
+    function.restype = ctypes.c_long
+    return function
+
+
+def _call(what: str, number: int, *arguments: object) -> int:
+    """One system call.  Raises: OSError: with ``what`` as its file name."""
+    result = _syscall()(ctypes.c_long(number), *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), what)
+    return int(result)
+
+
+def _fsconfig(context: int, command: int, key: str | None, value: str | None) -> None:
+    raw_key = None if key is None else key.encode()
+    raw_value = None if value is None else os.fsencode(value)
+    _call(
+        f"fsconfig {key or 'create'}={value}",
+        _SYS_FSCONFIG,
+        ctypes.c_int(context),
+        ctypes.c_uint(command),
+        ctypes.c_char_p(raw_key),
+        ctypes.c_char_p(raw_value),
+        ctypes.c_int(0),
+    )
+
+
+def _explain(context: int) -> str:
+    """What the kernel wrote about a failed mount, or ""."""
+    lines = []
+    for _ in range(16):
+        try:
+            lines.append(os.read(context, 4096).decode("utf-8", "replace").strip())
+        except OSError:
+            break
+    return "; ".join(lines)
+
+
+def mount_detached(fstype: str, source: str, options: Mapping[str, str | None], attributes: int) -> int:
+    """A new superblock, mounted nowhere.
+
+    Args:
+        options: of the file system; a None value is a flag.
+        attributes: ``MOUNT_ATTR_*`` of the mount.
+
+    Returns: a descriptor of the root of the mount (an ``O_PATH`` one), close-on-exec.
+
+    Raises: OSError: the kernel refused; its own explanation is in ``strerror``.
+    """
+    context = _call(
+        f"fsopen {fstype}", _SYS_FSOPEN, ctypes.c_char_p(fstype.encode()), ctypes.c_uint(_CLOEXEC)
+    )
+    try:
+        try:
+            _fsconfig(context, _FSCONFIG_SET_STRING, "source", source)
+            for key, value in options.items():
+                command = _FSCONFIG_SET_FLAG if value is None else _FSCONFIG_SET_STRING
+                _fsconfig(context, command, key, value)
+            _fsconfig(context, _FSCONFIG_CMD_CREATE, None, None)
+        except OSError as error:
+            reason = _explain(context) or error.strerror
+            raise OSError(error.errno, reason, error.filename) from error
+        return _call(
+            f"fsmount {fstype}",
+            _SYS_FSMOUNT,
+            ctypes.c_int(context),
+            ctypes.c_uint(_CLOEXEC),
+            ctypes.c_uint(attributes),
+        )
+    finally:
+        os.close(context)
+
+
+def clone_detached(directory: int, attributes: int) -> int:
+    """A detached bind mount of a directory given by descriptor, with ``MOUNT_ATTR_*`` set on it.
+
+    Raises: OSError.
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
+    tree = _call(
+        "open_tree", _SYS_OPEN_TREE, ctypes.c_int(directory), ctypes.c_char_p(b""), ctypes.c_uint(flags)
+    )
+    try:
+        wanted = struct.pack("=4Q", attributes, 0, 0, 0)
+        _call(
+            "mount_setattr",
+            _SYS_MOUNT_SETATTR,
+            ctypes.c_int(tree),
+            ctypes.c_char_p(b""),
+            ctypes.c_uint(_AT_EMPTY_PATH),
+            ctypes.c_char_p(wanted),
+            ctypes.c_size_t(len(wanted)),
+        )
+    except OSError:
+        os.close(tree)
+        raise
+    return tree
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop device that clears itself when its last user (descriptor or mount) is gone."""
+
+    path: str
+    fd: int
+
+    def release(self) -> None:
+        """Close our descriptor; the device goes with its last user."""
+        os.close(self.fd)
+
+
+def attach_loop(backing: int, *, read_only: bool, direct: bool = False) -> Loop:
+    """A free loop device over an open file, with autoclear.
+
+    Args:
+        backing: descriptor of the file; the device keeps its own reference.
+        direct: bypass the page cache below the device, where the file system can.
+
+    Raises:
+        Busy: other processes took every free device in between, many times over.
+        Unsupported: there are no loop devices here.
+    """
+    try:
+        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unsupported(
+            f"/dev/loop-control cannot be opened: {error.strerror}",
+            hint="loop devices are needed: run as root on the host (modprobe loop)",
+        ) from error
+    flags = _LO_FLAGS_AUTOCLEAR
+    flags |= _LO_FLAGS_READ_ONLY if read_only else 0
+    flags |= _LO_FLAGS_DIRECT_IO if direct else 0
+    config = _LOOP_CONFIG.pack(backing, 0, *[0] * 8, flags, b"", b"", b"", *[0] * 10)
+    try:
+        for _ in range(_LOOP_ATTEMPTS):
+            loop = _try_loop(control, config, read_only)
+            if loop is not None:
+                return loop
+    finally:
+        os.close(control)
+    raise Busy(f"no free loop device after {_LOOP_ATTEMPTS} attempts")
+
+
+def _try_loop(control: int, config: bytes, read_only: bool) -> Loop | None:
+    """One attempt at the next free device; None when another process was faster."""
+    path = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+    mode = os.O_RDONLY if read_only else os.O_RDWR
+    try:
+        device = os.open(path, mode | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise Unsupported(
+            f"{path} does not exist", hint="/dev must be a devtmpfs (not a copy of it)"
+        ) from error
+    try:
+        fcntl.ioctl(device, _LOOP_CONFIGURE, config)
+    except OSError as error:
+        os.close(device)
+        if error.errno in (errno.EBUSY, errno.ENXIO):
+            return None
+        raise
+    except BaseException:
+        os.close(device)
+        raise
+    return Loop(path, device)
+
+
+def mount_image(path: Path) -> int:
+    """A detached, read-only, nosuid, nodev mount of an EROFS image.
+
+    Straight from the file where the kernel can (6.12 and later), else over a loop device that clears itself.
+
+    Returns: a descriptor of the root of the image.
+
+    Raises:
+        Unsupported: no EROFS here, or no permission to mount.
+        OSError: the file cannot be read, or is no EROFS image.
+    """
+    attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
+    backing = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Through the descriptor, so that both attempts are of one and the same file.
+        try:
+            return mount_detached("erofs", f"/proc/self/fd/{backing}", {"ro": None}, attributes)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENODEV):
+                raise Unsupported(
+                    f"EROFS images cannot be mounted: {error.strerror}",
+                    hint="needs root and a kernel with EROFS (5.4 or later)",
+                ) from error
+            if error.errno != errno.ENOTBLK:
+                raise
+        loop = attach_loop(backing, read_only=True)
+        try:
+            return mount_detached("erofs", loop.path, {"ro": None}, attributes)
+        finally:
+            loop.release()
+    finally:
+        os.close(backing)
