@@ -1,0 +1,107 @@
+"""Sandboxes as rows: the specification is JSON, the rest has columns."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from dsec.errors import BadRequest, DsecError, StoreDamaged, TooLarge
+from dsec.model.ids import SandboxId
+from dsec.model.sandbox import Flag, Level, Limits, SandboxInfo, SandboxSpec, State, Volume
+
+MAX_SPEC: Final = 2**20
+MAX_REASON: Final = 4096
+
+Row = tuple[str, str, str, str, float, float, float, str, str, bytes]
+
+
+def spec_to_json(spec: SandboxSpec) -> str:
+    """Every field of a specification, as ASCII JSON.  Raises: TooLarge: over 1 MiB."""
+    limits = spec.limits
+    value = {
+        "level": str(spec.level),
+        "base": spec.base,
+        "limits": {name: getattr(limits, name) for name in Limits.__dataclass_fields__},
+        "ttl": spec.ttl,
+        "idle": spec.idle,
+        "read_only": spec.read_only,
+        "env": dict(spec.env),
+        "volumes": [[str(volume.source), volume.target, volume.read_only] for volume in spec.volumes],
+        "labels": dict(spec.labels),
+    }
+    text = json.dumps(value, separators=(",", ":"))
+    if len(text) > MAX_SPEC:
+        raise TooLarge(
+            f"spec: {len(text)} bytes of JSON, the bound is {MAX_SPEC}", hint="make env and labels smaller"
+        )
+    return text
+
+
+def spec_from_json(text: str) -> SandboxSpec:
+    """Raises: StoreDamaged: it is not a specification."""
+    try:
+        value = json.loads(text)
+        return SandboxSpec(
+            level=Level(value.pop("level")),
+            limits=Limits(**value.pop("limits")),
+            env=MappingProxyType(value.pop("env")),
+            volumes=tuple(Volume(Path(source), target, ro) for source, target, ro in value.pop("volumes")),
+            labels=MappingProxyType(value.pop("labels")),
+            **value,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, DsecError) as exc:
+        raise StoreDamaged(f"a stored sandbox specification cannot be read: {exc}") from exc
+
+
+def to_row(info: SandboxInfo) -> Row:
+    """Raises: BadRequest: a field cannot be stored. TooLarge."""
+    for name in ("created_at", "expires_at", "ended_at"):
+        if not math.isfinite(getattr(info, name)):
+            raise BadRequest(f"{name}: {getattr(info, name)!r} is not a time")
+    return (
+        info.id,
+        str(info.state),
+        spec_to_json(info.spec),
+        json.dumps(sorted(info.flags)),
+        float(info.created_at),
+        float(info.expires_at),
+        float(info.ended_at),
+        clean_reason(info.reason),
+        info.session_id,
+        _encode_path(info.workdir),
+    )
+
+
+def from_row(row: tuple[Any, ...]) -> SandboxInfo:
+    """Raises: StoreDamaged: the row is not one of ours."""
+    sandbox, state, spec, flags, created, expires, ended, reason, session, workdir = row
+    try:
+        return SandboxInfo(
+            id=SandboxId(sandbox),
+            state=State(state),
+            spec=spec_from_json(spec),
+            flags=frozenset(Flag(flag) for flag in json.loads(flags)),
+            created_at=created,
+            expires_at=expires,
+            ended_at=ended,
+            reason=reason,
+            session_id=session,
+            workdir=workdir.decode("utf-8", "surrogateescape"),
+        )
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise StoreDamaged(f"the stored row of sandbox {sandbox!r} cannot be read: {exc}") from exc
+
+
+def clean_reason(reason: str) -> str:
+    """Words for people: bounded, and always storable."""
+    return reason[:MAX_REASON].encode("utf-8", "backslashreplace").decode()
+
+
+def _encode_path(path: str) -> bytes:
+    try:
+        return path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"workdir: {path!r} is not a path") from exc

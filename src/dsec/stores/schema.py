@@ -1,0 +1,154 @@
+"""The journal's database file: its tables, how it is made, opened and recognised."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+from dsec.errors import Busy, DsecError, StorageFull, StoreDamaged
+
+Durability = Literal["process", "disk"]
+
+DATABASE: Final = "journal.db"
+APPLICATION_ID: Final = 0x44736563  # "Dsec"
+VERSION: Final = 1
+
+# `payload` may be NULL: an erased payload leaves its digest, and with it the chain.
+_RECORD: Final = (
+    "CREATE TABLE record (chain INTEGER NOT NULL, seq INTEGER NOT NULL, at INTEGER NOT NULL, act TEXT NOT NULL,"
+    " phase TEXT NOT NULL, ref TEXT NOT NULL, actor TEXT NOT NULL, payload BLOB, payload_digest BLOB NOT NULL,"
+    " digest BLOB NOT NULL, PRIMARY KEY (chain, seq)) WITHOUT ROWID"
+)
+_SANDBOX: Final = (
+    "CREATE TABLE sandbox (id TEXT PRIMARY KEY, state TEXT NOT NULL, spec TEXT NOT NULL, flags TEXT NOT NULL,"
+    " created REAL NOT NULL, expires REAL NOT NULL, ended REAL NOT NULL, reason TEXT NOT NULL,"
+    " session TEXT NOT NULL, workdir BLOB NOT NULL) WITHOUT ROWID"
+)
+SCHEMA: Final = (
+    "CREATE TABLE chain (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+    _RECORD,
+    "CREATE INDEX record_ref ON record (chain, phase, ref) WHERE ref <> ''",
+    "CREATE TABLE unsigned (chain INTEGER PRIMARY KEY)",
+    "CREATE TABLE mark (name TEXT PRIMARY KEY, number INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
+    _SANDBOX,
+    "CREATE INDEX sandbox_state ON sandbox (state, created)",
+)
+_FIRST_MARKS: Final = "INSERT INTO mark VALUES ('checkpoint', 0, zeroblob(32)), ('wal', 0, x'')"
+
+_FULL_IOERR: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
+
+
+def translate(exc: sqlite3.Error) -> DsecError:
+    """What an error of SQLite means to a caller."""
+    code = getattr(exc, "sqlite_errorcode", 0)
+    name = getattr(exc, "sqlite_errorname", type(exc).__name__)
+    if code & 0xFF == sqlite3.SQLITE_FULL or code in _FULL_IOERR:
+        return StorageFull(
+            f"the journal cannot grow: {exc} ({name})",
+            hint="free space under the state directory",
+            sqlite=name,
+        )
+    if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Busy(f"the journal is locked by another process: {exc} ({name})", sqlite=name)
+    return StoreDamaged(
+        f"the journal cannot be used: {exc} ({name})",
+        hint="run `dsec audit verify`; restore a copy",
+        sqlite=name,
+    )
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn errors of SQLite into ours."""
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise translate(exc) from exc
+
+
+def create(path: Path) -> None:
+    """Make an empty journal, completely or not at all.
+
+    Raises:
+        StorageFull, StoreDamaged.
+    """
+    draft = path.with_name(path.name + ".new")  # what a dead process left half-made was never acknowledged
+    draft.unlink(missing_ok=True)
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    with translated(), contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = MEMORY")
+        db.execute("BEGIN IMMEDIATE")
+        for statement in SCHEMA:
+            db.execute(statement)
+        db.execute(_FIRST_MARKS)
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("COMMIT")
+        db.execute("PRAGMA journal_mode = WAL")
+    draft.rename(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def connect(path: Path, *, durability: Durability = "process", read_only: bool = False) -> sqlite3.Connection:
+    """Open a journal that exists.
+
+    ``process`` is synchronous=NORMAL: a commit is in the kernel when it returns, which outlives this process, and
+    power loss costs the newest records but never the file. ``disk`` is FULL: every commit is synced.
+
+    Raises:
+        StoreDamaged: not a journal of ours, of a newer version, or broken.
+    """
+    if not path.is_file():
+        raise StoreDamaged(f"{path} is not a file", hint="restore it from a copy")
+    with translated():
+        # autocommit mode; transactions are begun by hand. `rw` never creates.
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5.0)
+        try:
+            check(db, path)
+            db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'disk' else 'NORMAL'}")
+            db.execute("PRAGMA wal_autocheckpoint = 0")
+            db.execute("PRAGMA trusted_schema = OFF")
+            if read_only:
+                db.execute("PRAGMA query_only = ON")
+        except BaseException:
+            db.close()
+            raise
+    return db
+
+
+def check(db: sqlite3.Connection, path: Path) -> None:
+    """Raises: StoreDamaged: not a journal of ours, of another version, or its tables are not as they were made."""
+    application = _pragma(db, "application_id")
+    if application != APPLICATION_ID:
+        raise StoreDamaged(f"{path} is not a DSec journal (application id {application})")
+    version = _pragma(db, "user_version")
+    if version != VERSION:
+        raise StoreDamaged(
+            f"{path} has version {version}, this DSec reads version {VERSION}",
+            hint="use the DSec that wrote it",
+        )
+    found = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+    if found != set(SCHEMA):
+        odd = sorted(str(sql)[:80] for sql in found ^ set(SCHEMA))
+        raise StoreDamaged(f"{path}: its tables are not those of a journal; first difference: {odd[0]}")
+    mode = db.execute("PRAGMA journal_mode").fetchone()[0]
+    if mode != "wal":
+        raise StoreDamaged(f"{path}: journal mode is {mode}, not wal")
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> object:
+    return db.execute(f"PRAGMA {name}").fetchone()[0]

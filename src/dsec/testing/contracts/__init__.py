@@ -1,0 +1,1 @@
+"""One contract class per port; a back-end brings a fixture and inherits."""
