@@ -1,0 +1,224 @@
+"""Counts what DSec can leave behind on a machine, so that a test can ask for all of it back.
+
+A census is judged from outside: it reads /proc, /sys and the temporary directory, and asks no part of DSec. Two
+scopes: the whole machine (every trace of DSec, whoever made it: right where nothing else runs, as in CI), or *one
+root*, the temporary directory of this test run (right beside a colleague's test run on the same machine).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+PROGRAMS = ("/_native/init", "/_native/spawner", "/native/build/init", "/native/build/spawner")
+"""How the path of our own executables ends."""
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_NUMBER = re.compile(r"\d+")
+_FIRST_POLL, _LAST_POLL = 0.005, 0.1  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What exists now. Each item is text that a person can act on; the same thing always has the same text."""
+
+    processes: frozenset[str]
+    namespaces: frozenset[str]
+    mounts: frozenset[str]
+    loops: frozenset[str]
+    cgroups: frozenset[str]
+    directories: frozenset[str]
+    descriptors: Counter[str]
+    """Of this process, counted by kind of target: numbers and inode numbers differ from run to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    parent: int
+    started: int
+    state: str
+    name: str
+    exe: str
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.pid}] started {self.started}, exe {self.exe or 'unknown'}"
+
+
+def take(root: Path | None = None) -> Census:
+    """Count now.
+
+    Args:
+        root: None for the whole machine, or the directory that everything to be counted has its state in.
+    """
+    table = {process.pid: process for process in _processes()}
+    ours = _ours(table, root)
+    return Census(
+        processes=frozenset(str(table[pid]) for pid in ours),
+        namespaces=frozenset(_namespaces(ours)),
+        mounts=frozenset(_mounts(root)),
+        loops=frozenset(_loops(root)),
+        cgroups=frozenset(_cgroups(None if root is None else ours)),
+        directories=frozenset(_directories(root)),
+        descriptors=_descriptors(),
+    )
+
+
+def left_behind(before: Census, after: Census) -> list[str]:
+    """What ``after`` has and ``before`` had not, a line each, sorted."""
+    lines = []
+    for field in fields(Census):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if isinstance(new, Counter):
+            lines += [f"{field.name}: {count} more {what}" for what, count in (new - old).items()]
+        else:
+            lines += [f"{field.name}: {what}" for what in new - old]
+    return sorted(lines)
+
+
+def settle(before: Census, *, root: Path | None = None, seconds: float = 3.0) -> list[str]:
+    """Wait until nothing more is there than ``before``, at most ``seconds``: deletions may go on in the background.
+
+    Returns: what is still there then; empty when all is back.
+    """
+    deadline = time.monotonic() + seconds
+    pause = _FIRST_POLL
+    gc.collect()  # a descriptor that only garbage holds is a ResourceWarning, not a leak
+    while lines := left_behind(before, take(root)):
+        if time.monotonic() >= deadline:
+            return lines
+        time.sleep(pause)
+        pause = min(2 * pause, _LAST_POLL)
+    return []
+
+
+def _processes() -> Iterator[_Process]:
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text(errors="replace")
+        except OSError:
+            continue  # it ended meanwhile
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        words = rest.split()
+        yield _Process(int(entry.name), int(words[1]), int(words[19]), words[0], name, _link(entry / "exe"))
+
+
+def _ours(table: dict[int, _Process], root: Path | None) -> set[int]:
+    """This process's descendants, our programs (all, or those that name ``root``), and all descendants of those."""
+    own = os.getpid()
+    found = {own} | {pid for pid, process in table.items() if _is_program(process, root)}
+    grew = True
+    while grew:
+        more = {p.pid for p in table.values() if p.parent in found} - found
+        found |= more
+        grew = bool(more)
+    return found - {own}
+
+
+def _is_program(process: _Process, root: Path | None) -> bool:
+    if not process.exe.removesuffix(" (deleted)").endswith(PROGRAMS):
+        return False
+    return root is None or _mentions(process.pid, root)
+
+
+def _mentions(pid: int, root: Path) -> bool:
+    """A daemon has no parent to be known by, but its arguments, environment or open files name its state directory."""
+    wanted = str(root)
+    for name in ("cmdline", "environ"):
+        try:
+            if os.fsencode(wanted) in Path(f"/proc/{pid}/{name}").read_bytes():
+                return True
+        except OSError:
+            continue
+    try:
+        handles = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        handles = []
+    return any(_link(link).startswith(wanted) for link in [*handles, Path(f"/proc/{pid}/cwd")])
+
+
+def _namespaces(pids: set[int]) -> Iterator[str]:
+    """Namespaces that our processes live in; one kept by nothing but a mount is among the mounts, as nsfs."""
+    for pid in pids:
+        for kind in ("mnt", "net", "pid", "user", "ipc", "uts", "cgroup"):
+            if name := _link(Path(f"/proc/{pid}/ns/{kind}")):
+                yield name
+
+
+def _mounts(root: Path | None) -> Iterator[str]:
+    wanted = "dsec" if root is None else str(root)
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        if wanted in line:
+            words = line.split()
+            yield f"{words[4]} (mount {words[0]} of {words[3]}, {' '.join(words[words.index('-') + 1 :])})"
+
+
+def _loops(root: Path | None) -> Iterator[str]:
+    wanted = "dsec" if root is None else str(root)
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            file = backing.read_text().rstrip("\n")
+        except OSError:
+            continue  # detached meanwhile
+        if wanted in file:
+            yield f"/dev/{backing.parts[3]} of {file}"
+
+
+def _cgroups(ours: set[int] | None) -> Iterator[str]:
+    """Cgroups named dsec*, in every hierarchy; with ``ours``, but those that hold somebody else's processes."""
+    tops = (
+        [top for top in _CGROUPS.iterdir() if top.is_dir() and not top.is_symlink()]
+        if _CGROUPS.is_dir()
+        else []
+    )
+    for top in tops:
+        for folder, _, _ in os.walk(top):
+            below = Path(folder).relative_to(_CGROUPS)
+            if not any(part.startswith("dsec") for part in below.parts):
+                continue
+            members = _members(Path(folder))
+            if ours is None or members <= ours:
+                yield str(below)
+
+
+def _members(cgroup: Path) -> set[int]:
+    """Of the cgroup and everything below it."""
+    found: set[int] = set()
+    for folder, _, _ in os.walk(cgroup):
+        try:
+            found |= {int(word) for word in (Path(folder) / "cgroup.procs").read_text().split()}
+        except OSError:
+            continue
+    return found
+
+
+def _directories(root: Path | None) -> Iterator[str]:
+    """Temporary entries that DSec names after itself."""
+    tops = {Path(tempfile.gettempdir())} if root is not None else {Path(tempfile.gettempdir()), Path("/tmp")}
+    for top in tops:
+        yield from (str(entry) for entry in top.iterdir() if entry.name.startswith("dsec"))
+
+
+def _descriptors() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for entry in Path("/proc/self/fd").iterdir():
+        target = _link(entry)
+        if target and not target.startswith("/proc/"):
+            found[target if target.startswith("/") else _NUMBER.sub("", target)] += 1
+    return found
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
