@@ -1,0 +1,457 @@
+/* The life of execs: started, attached, signalled, ended, forgotten. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "exec.h"
+#include "ids.h"
+
+static struct exec *actives, *all;
+static uint32_t kept, running;
+
+uint32_t execs_kept(void) { return kept; }
+
+static struct exec *find(struct span id) {
+    struct exec *e = all;
+    while (e && !(e->id_n == id.n && memcmp(e->id, id.p, id.n) == 0))
+        e = e->all_next;
+    return e;
+}
+
+static void activate(struct exec *e) {
+    if (e->active)
+        return;
+    e->active = true;
+    e->prev = NULL;
+    e->next = actives;
+    if (actives)
+        actives->prev = e;
+    actives = e;
+}
+
+static void deactivate(struct exec *e) {
+    if (!e->active)
+        return;
+    e->active = false;
+    if (e->prev)
+        e->prev->next = e->next;
+    else
+        actives = e->next;
+    if (e->next)
+        e->next->prev = e->prev;
+}
+
+static struct exec *exec_new(const struct request *q) {
+    struct exec *e = calloc(1, sizeof *e);
+    if (!e)
+        return NULL;
+    memcpy(e->id, q->id.p, q->id.n);
+    e->id_n = (uint8_t)q->id.n;
+    e->pty = q->bits & EXEC_PTY;
+    e->control.fd = e->in.io.fd = e->s[0].io.fd = e->s[1].io.fd = -1;
+    e->s[0].ring.keep = e->s[1].ring.keep = (size_t)q->keep;
+    e->s[1].done = e->s[1].end_sent = e->pty;
+    e->started = now_ns();
+    e->deadline = q->a ? e->started + q->a * 1000000u : NEVER;
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    e->started_real = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    return e;
+}
+
+static void exec_link(struct exec *e) {
+    e->all_next = all;
+    if (all)
+        all->all_prev = e;
+    all = e;
+    kept++;
+    running++;
+    activate(e);
+}
+
+static void exec_free(struct exec *e) {
+    deactivate(e);
+    if (e->all_prev)
+        e->all_prev->all_next = e->all_next;
+    else
+        all = e->all_next;
+    if (e->all_next)
+        e->all_next->all_prev = e->all_prev;
+    kept--;
+    io_close(&e->control);
+    streams_free(e);
+    free(e);
+}
+
+static void send_started(struct exec *e) {
+    uint8_t buf[20];
+    struct writer w = writer_of(buf, sizeof buf);
+    put_u32(&w, (uint32_t)e->pid);
+    put_u64(&w, e->s[0].sent);
+    put_u64(&w, e->s[1].sent);
+    send_frame(K_STARTED, 0, e->channel->id, buf, w.len);
+}
+
+/* What refuses an EXEC before anything is made. */
+static bool refused(const struct request *q) {
+    if (ids_seen(q->id))
+        send_error(q->channel, EEXIST, CODE_ERRNO, "this exec id was used before");
+    else if (kept >= KEPT_LIMIT || running >= RUNNING_LIMIT)
+        send_error(q->channel, EAGAIN, CODE_BOUND, "too many execs: 1024 may run, 2048 may be kept; FORGET some");
+    else if (sv.killing)
+        send_error(q->channel, EAGAIN, CODE_ERRNO, "all processes of the sandbox are being ended");
+    else if (!sv.privileged && (q->uid != sv.uid || q->gid != sv.gid))
+        send_error(q->channel, EPERM, CODE_ERRNO, "this sandbox has one user only");
+    else
+        return false;
+    return true;
+}
+
+void exec_start(const struct request *q) {
+    if (refused(q))
+        return;
+    struct exec *e = exec_new(q);
+    struct channel *c = e ? channel_open(q->channel) : NULL;
+    int err = !e ? ENOMEM : !c ? EMFILE : !ids_add(q->id) ? ENOMEM : exec_launch(e, q);
+    if (err) {
+        /* The id counts as used although nothing ran: refusing it again is the safe side. */
+        if (c)
+            channel_free(c);
+        if (c || !e) {
+            send_error(q->channel, err, CODE_ERRNO, "the command could not be started");
+        }
+        free(e);
+        return;
+    }
+    c->exec = e;
+    c->credit = q->credit;
+    e->channel = c;
+    exec_link(e);
+}
+
+static uint64_t clamp_offset(const struct stream *s, uint64_t asked) {
+    uint64_t oldest = s->total - s->ring.len;
+    return asked < oldest ? oldest : asked;
+}
+
+void exec_detach(struct exec *e) {
+    if (!e->channel)
+        return;
+    channel_free(e->channel);
+    e->channel = NULL;
+    if (e->state == ENDED)
+        deactivate(e);
+}
+
+static bool no_exec(const struct request *q, struct exec *e) {
+    if (!e)
+        send_error(q->channel, ESRCH, CODE_UNKNOWN, "no exec has this id");
+    return !e;
+}
+
+void exec_attach(const struct request *q) {
+    struct exec *e = find(q->id);
+    if (no_exec(q, e))
+        return;
+    if (q->a > e->s[0].total || q->b > e->s[1].total) {
+        send_error(q->channel, EINVAL, CODE_RANGE, "an offset lies beyond the output");
+        return;
+    }
+    if (e->in.len > 3 * WINDOW) {
+        send_error(q->channel, EAGAIN, CODE_BOUND, "too much standard input waits for the command");
+        return;
+    }
+    struct channel *c = channel_open(q->channel);
+    if (!c)
+        return;
+    if (e->channel) {
+        send_error(e->channel->id, ECONNRESET, CODE_ERRNO, "another channel was attached");
+        exec_detach(e);
+    }
+    c->exec = e;
+    c->credit = q->credit;
+    e->channel = c;
+    e->s[0].sent = clamp_offset(&e->s[0], q->a);
+    e->s[1].sent = clamp_offset(&e->s[1], q->b);
+    e->s[0].end_sent = false;
+    e->s[1].end_sent = e->pty;
+    activate(e);
+    if (e->pid || e->state != RUNNING)
+        send_started(e);
+}
+
+/* Asks the monitor, or where it is gone ends everything. */
+static void ask_kill(struct exec *e, uint8_t reason) {
+    if (!e->kill_reason)
+        e->kill_reason = reason;
+    e->deadline = NEVER;
+    if (e->lost)
+        kill_everything();
+    else
+        send(e->control.fd, "K", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static int deliver(struct exec *e, const struct request *q) {
+    if (e->state != RUNNING)
+        return ESRCH;
+    if (q->bits == 2) {
+        ask_kill(e, 2);
+        return 0;
+    }
+    if (e->kill_reason || e->reaped || sv.killing)
+        return 0; /* it is being killed; its pid may not be its own any more */
+    if (!e->pid)
+        return EAGAIN;
+    return kill(q->bits == 1 ? -e->pid : e->pid, (int)q->number) == 0 ? 0 : errno;
+}
+
+static void answer(uint32_t channel, int err, const char *message) {
+    if (err)
+        send_error(channel, err, CODE_ERRNO, message);
+    else
+        send_ok(channel);
+}
+
+void exec_signal(const struct request *q) {
+    struct exec *e = find(q->id);
+    if (!no_exec(q, e))
+        answer(q->channel, deliver(e, q), "the signal was not delivered");
+}
+
+void exec_winsize(const struct request *q) {
+    struct exec *e = find(q->id);
+    if (no_exec(q, e))
+        return;
+    struct winsize size = {.ws_row = q->rows, .ws_col = q->cols};
+    int err = !e->pty ? ENOTTY : e->s[0].io.fd < 0 || e->state == ENDED ? ESRCH : 0;
+    if (!err && ioctl(e->s[0].io.fd, TIOCSWINSZ, &size) != 0)
+        err = errno;
+    answer(q->channel, err, "the exec has no terminal");
+}
+
+void exec_forget(const struct request *q) {
+    struct exec *e = find(q->id);
+    if (no_exec(q, e))
+        return;
+    if (e->state == RUNNING) {
+        send_error(q->channel, EBUSY, CODE_ERRNO, "the command still runs");
+        return;
+    }
+    if (e->channel) {
+        send_error(e->channel->id, ECONNRESET, CODE_ERRNO, "the exec was forgotten");
+        exec_detach(e);
+    }
+    drain_adopt(&e->s[0].io);
+    drain_adopt(&e->s[1].io);
+    exec_free(e);
+    send_ok(q->channel);
+}
+
+static void put_exec(struct writer *w, const struct exec *e) {
+    put_bytes(w, e->id, e->id_n);
+    put_u32(w, (uint32_t)e->pid);
+    put_u8(w, e->state == RUNNING ? 0 : 1);
+    put_u8(w, e->how);
+    put_u32(w, (uint32_t)e->code);
+    put_u8(w, e->reason);
+    put_u64(w, (uint64_t)e->started_real);
+    put_u64(w, e->s[0].total);
+    put_u64(w, e->s[1].total);
+}
+
+/* KEPT_LIMIT rows of at most 103 bytes fit in one frame. */
+void exec_list(uint32_t channel) {
+    struct writer w = writer_of(sv.scratch, FRAME_MAX);
+    uint32_t n = 0;
+    put_u32(&w, 0);
+    for (const struct exec *e = all; e; e = e->all_next, n++)
+        put_exec(&w, e);
+    patch_u32(&w, 0, n);
+    send_frame(K_EXECS, 0, channel, w.p, w.len);
+    sv.busy = true;
+}
+
+void exec_shift(uint64_t ms) {
+    uint64_t ns = ms > TIMEOUT_LIMIT ? TIMEOUT_LIMIT * 1000000u : ms * 1000000u;
+    for (struct exec *e = actives; e; e = e->next)
+        if (e->deadline != NEVER)
+            e->deadline = e->deadline > NEVER - 1 - ns ? NEVER - 1 : e->deadline + ns;
+}
+
+bool exec_input(struct exec *e, struct span data, bool end) { return input_add(e, data, end); }
+
+static void release(struct exec *e) {
+    if (e->control.fd >= 0 && !e->lost)
+        send(e->control.fd, "R", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    io_close(&e->control);
+}
+
+/* The leader is dead (and its whole tree, when it was killed). */
+static void leader_ended(struct exec *e, uint8_t how, int32_t code, uint8_t reason) {
+    if (e->state != RUNNING)
+        return;
+    e->how = how;
+    e->code = code;
+    e->reason = reason;
+    e->wall = now_ns() - e->started;
+    e->deadline = NEVER;
+    e->state = DRAINING;
+    running--;
+    streams_leader_ended(e);
+    if (!e->pty)
+        input_close(e);
+    release(e);
+}
+
+static void ended_by_status(struct exec *e, int status, uint8_t reason) {
+    if (WIFSIGNALED(status))
+        leader_ended(e, 1, WTERMSIG(status), reason);
+    else
+        leader_ended(e, 0, WEXITSTATUS(status), reason);
+}
+
+static void started(struct exec *e, pid_t pid) {
+    e->pid = pid;
+    if (e->channel)
+        send_started(e);
+}
+
+static void failed(struct exec *e, int err) {
+    if (e->channel)
+        send_started(e);
+    leader_ended(e, 2, err, 0);
+}
+
+static void handle(struct exec *e, const struct report *r) {
+    switch (r->what) {
+    case REPORT_STARTED: started(e, r->value); break;
+    case REPORT_FAILED: failed(e, r->value); break;
+    case REPORT_ESCALATE: kill_everything(); break;
+    case REPORT_ENDED:
+        if (e->kill_reason && !r->killed)
+            break; /* the kill was on its way: the monitor ends the rest of the tree and reports again */
+        e->usage = r->usage;
+        ended_by_status(e, r->value, r->killed ? (e->kill_reason ? e->kill_reason : 2) : 0);
+        break;
+    default: break;
+    }
+}
+
+/* The monitor is gone without a last report: somebody killed it. */
+static void lose(struct exec *e) {
+    e->lost = true;
+    io_close(&e->control);
+    if (e->kill_reason || !e->pid)
+        kill_everything();
+}
+
+static void read_reports(struct exec *e) {
+    while (e->control.fd >= 0 && e->control.in) {
+        struct report r;
+        ssize_t n = recv(e->control.fd, &r, sizeof r, MSG_DONTWAIT);
+        if (n == (ssize_t)sizeof r)
+            handle(e, &r);
+        else if (n < 0 && errno == EAGAIN)
+            e->control.in = false;
+        else if (n == 0 || errno != EINTR)
+            lose(e);
+    }
+}
+
+void execs_monitors(void) {
+    for (struct exec *e = actives, *next; e; e = next) {
+        next = e->next;
+        read_reports(e);
+    }
+}
+
+/* A leader that init itself reaps has lost its monitor. While everything is being ended its status waits for the end. */
+void execs_reaped(pid_t pid, int status, const struct rusage *ru) {
+    for (struct exec *e = actives; e; e = e->next) {
+        if (e->state != RUNNING || e->pid != pid)
+            continue;
+        e->control.in = true;
+        read_reports(e);
+        if (e->state != RUNNING)
+            return;
+        usage_add(&e->usage, ru);
+        e->status = status;
+        e->reaped = true;
+        if (!sv.killing)
+            ended_by_status(e, status, 0);
+        return;
+    }
+}
+
+void execs_all_dead(void) {
+    for (struct exec *e = actives; e; e = e->next) {
+        read_reports(e);
+        if (e->state == RUNNING)
+            ended_by_status(e, e->reaped ? e->status : SIGKILL, 3);
+    }
+}
+
+void execs_timers(uint64_t now) {
+    for (struct exec *e = actives; e; e = e->next)
+        if (e->state == RUNNING && e->deadline <= now)
+            ask_kill(e, 1);
+}
+
+uint64_t execs_next_timer(void) {
+    uint64_t next = NEVER;
+    for (struct exec *e = actives; e; e = e->next) {
+        if (e->state == RUNNING && e->deadline < next)
+            next = e->deadline;
+        if (e->state == DRAINING && e->pty && e->grace < next && !e->s[0].done)
+            next = e->grace;
+    }
+    return next;
+}
+
+static void send_exit(struct exec *e) {
+    uint8_t buf[64];
+    struct writer w = writer_of(buf, sizeof buf);
+    put_u8(&w, e->how);
+    put_u32(&w, (uint32_t)e->code);
+    put_u8(&w, e->reason);
+    put_u64(&w, e->s[0].total);
+    put_u64(&w, e->s[1].total);
+    put_u64(&w, e->usage.user_us);
+    put_u64(&w, e->usage.system_us);
+    put_u64(&w, e->usage.maxrss_kib);
+    put_u64(&w, e->wall);
+    send_frame(K_EXIT, 0, e->channel->id, buf, w.len);
+}
+
+static void finish(struct exec *e) {
+    if (e->state == DRAINING) {
+        e->state = ENDED;
+        drain_adopt(&e->s[0].io);
+        drain_adopt(&e->s[1].io);
+        input_close(e);
+    }
+    if (e->channel) {
+        send_exit(e);
+        exec_detach(e);
+    }
+    deactivate(e);
+}
+
+bool execs_pump(void) {
+    bool more = false;
+    for (struct exec *e = actives, *next; e; e = next) {
+        next = e->next;
+        more |= streams_pump(e);
+        input_pump(e);
+        if (e->state != RUNNING && streams_done(e))
+            finish(e);
+    }
+    more |= drains_pump();
+    return more;
+}

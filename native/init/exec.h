@@ -1,0 +1,62 @@
+/* One exec, shared by exec.c (life), stream.c (output and input) and start.c (from request to process). */
+#ifndef DSEC_EXEC_H
+#define DSEC_EXEC_H
+
+#include "init.h"
+#include "ring.h"
+
+enum exec_state { RUNNING, DRAINING, ENDED };
+
+struct stream {
+    struct io io;
+    uint64_t total, sent;            /* bytes read from the command, next offset to send */
+    uint64_t remain;                 /* DRAINING: bytes that were in the pipe when the command ended */
+    struct ring ring;
+    bool done, end_sent, enlarged;
+};
+
+struct input {
+    struct io io;                    /* the pipe's write end; the master for a pty */
+    uint8_t *buf;
+    size_t off, len, cap;
+    bool end;                        /* close when buf is empty */
+};
+
+struct exec {
+    struct exec *prev, *next;        /* active: RUNNING or DRAINING, or attached */
+    struct exec *all_prev, *all_next;
+    uint8_t id[ID_LIMIT];
+    uint8_t id_n;
+    bool active, pty, lost, released;
+    uint8_t kill_reason;             /* 0, 1 timeout, 2 SIGNAL: a kill was asked for */
+    enum exec_state state;
+    pid_t pid, monitor;
+    struct io control;
+    struct stream s[2];
+    struct input in;
+    struct channel *channel;
+    uint64_t started, deadline, grace;
+    int64_t started_real;
+    uint8_t how, reason;
+    int32_t code;
+    bool reaped;                     /* init reaped the leader itself, with this status */
+    int status;
+    struct tree_usage usage;
+    uint64_t wall;
+};
+
+/* start.c: returns 0 with pid of the monitor and descriptors set, or an errno. */
+int exec_launch(struct exec *e, const struct request *q);
+
+/* stream.c */
+bool streams_pump(struct exec *e);
+bool streams_done(const struct exec *e);
+void streams_leader_ended(struct exec *e);
+void streams_free(struct exec *e);
+void input_pump(struct exec *e);
+bool input_add(struct exec *e, struct span data, bool end);
+void input_close(struct exec *e);
+bool drains_pump(void);
+void drain_adopt(struct io *io);
+
+#endif

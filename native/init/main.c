@@ -1,0 +1,317 @@
+/* init: PID 1 of a sandbox. See docs/reference/protocol.md. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/landlock.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <grp.h>
+#include <linux/capability.h>
+
+#include "init.h"
+
+#ifndef LANDLOCK_SCOPE_SIGNAL
+#define LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET (1ULL << 0)
+#define LANDLOCK_SCOPE_SIGNAL (1ULL << 1)
+#endif
+
+#define LISTENER 3
+#define EVENTS 64
+#define REAPS_PER_TURN 2048
+#define KILL_EVERY 20000000ull       /* ns between two rounds of ending everything */
+#define TRIM_AFTER_MS 1000
+#define TIMER_SKIPS 16               /* turns that timers wait for a busy connection */
+
+struct server sv;
+
+static volatile sig_atomic_t child_ended, told_to_stop;
+
+uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void io_watch(struct io *io, int fd, bool writable_too) {
+    io->fd = fd;
+    io->in = io->out = true;
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLET | (writable_too ? EPOLLOUT : 0u), .data.ptr = io};
+    if (epoll_ctl(sv.epoll, EPOLL_CTL_ADD, fd, &ev) != 0)
+        io->in = io->out = true; /* tried again every turn: slower, never lost */
+}
+
+void io_close(struct io *io) {
+    if (io->fd >= 0) {
+        /* Explicitly: a child that was just forked may still hold the file, and closing alone would leave the event. */
+        epoll_ctl(sv.epoll, EPOLL_CTL_DEL, io->fd, NULL);
+        close(io->fd);
+    }
+    io->fd = -1;
+    io->in = io->out = false;
+}
+
+void io_move(struct io *to, struct io *from) {
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLET, .data.ptr = to};
+    to->fd = from->fd;
+    to->in = to->out = true;
+    epoll_ctl(sv.epoll, EPOLL_CTL_MOD, to->fd, &ev);
+    from->fd = -1;
+    from->in = from->out = false;
+}
+
+static void say(const char *why) {
+    ssize_t ignored = write(2, why, strlen(why));
+    ignored = write(2, "\n", 1);
+    (void)ignored;
+}
+
+/* In a pid namespace the kernel ends everything else when init goes; elsewhere init does it, for at most 5 s. */
+void shut_down(const char *why) {
+    say(why);
+    if (!sv.pidns) {
+        if (sv.private_uid)
+            kill(-1, SIGKILL);
+        tree_kill(now_ns() + 5000000000ull, 0, NULL, NULL);
+    }
+    _exit(0);
+}
+
+static void on_signal(int signo, siginfo_t *info, void *context) {
+    (void)context;
+    if (signo == SIGCHLD)
+        child_ended = 1;
+    /* PID 1 obeys only a sender outside its namespace, which the kernel shows as pid 0. */
+    if (signo == SIGTERM && (!sv.pidns || info->si_pid == 0))
+        told_to_stop = 1;
+}
+
+/* Handlers, never SIG_IGN: exec resets a handler to the default, so that commands start with default signals. */
+static void set_signals(void) {
+    struct sigaction dfl = {.sa_handler = SIG_DFL};
+    for (int s = 1; s <= 64; s++)
+        sigaction(s, &dfl, NULL);
+    struct sigaction act = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO};
+    sigfillset(&act.sa_mask);
+    const int handled[] = {SIGCHLD, SIGTERM, SIGPIPE, SIGXFSZ, SIGHUP, SIGINT};
+    for (size_t i = 0; i < sizeof handled / sizeof *handled; i++)
+        sigaction(handled[i], &act, NULL);
+    sigset_t block;
+    sigemptyset(&block);
+    sigaddset(&block, SIGCHLD);
+    sigaddset(&block, SIGTERM);
+    sigprocmask(SIG_SETMASK, &block, NULL);
+}
+
+static bool has_capability(const struct __user_cap_data_struct *d, int cap) {
+    return (d[cap / 32].effective >> (cap % 32)) & 1u;
+}
+
+static void set_privileges(void) {
+    struct __user_cap_header_struct h = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct d[2];
+    memset(d, 0, sizeof d);
+    sv.uid = geteuid();
+    sv.gid = getegid();
+    if (syscall(SYS_capget, &h, d) == 0) {
+        sv.privileged = has_capability(d, CAP_SETUID) && has_capability(d, CAP_SETGID);
+        d[0].inheritable = d[1].inheritable = 0;
+        syscall(SYS_capset, &h, d);
+    }
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    if (sv.privileged)
+        setgroups(0, NULL);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+}
+
+static void raise_nofile(void) {
+    if (getrlimit(RLIMIT_NOFILE, &sv.nofile) != 0)
+        sv.nofile = (struct rlimit){1024, 1024};
+    struct rlimit most = {sv.nofile.rlim_max, sv.nofile.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &most);
+}
+
+static void open_landlock(void) {
+    uint64_t attr[3] = {0, 0, LANDLOCK_SCOPE_SIGNAL | LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET};
+    sv.landlock = (int)syscall(SYS_landlock_create_ruleset, attr, sizeof attr, 0);
+    if (sv.landlock < 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
+        say("--scope-signals: this kernel cannot scope signals");
+        _exit(3);
+    }
+}
+
+static void usage_error(const char *what) {
+    say("init: bad argument:");
+    say(what);
+    _exit(2);
+}
+
+static int parse_oom(const char *s) {
+    char *end;
+    errno = 0;
+    long v = s ? strtol(s, &end, 10) : 0;
+    if (!s || errno || *end || end == s || v < -1000 || v > 1000)
+        usage_error("--oom needs a number from -1000 to 1000");
+    return (int)v;
+}
+
+static void parse(char **argv) {
+    sv.landlock = -1;
+    sv.oom = INT32_MIN;
+    for (char **a = argv + 1; *a; a++) {
+        if (strcmp(*a, "--pidns") == 0)
+            sv.pidns = true;
+        else if (strcmp(*a, "--private-uid") == 0)
+            sv.private_uid = true;
+        else if (strcmp(*a, "--scope-signals") == 0)
+            sv.scope_signals = true;
+        else if (strcmp(*a, "--oom") == 0 && a[1])
+            sv.oom = parse_oom(*++a);
+        else
+            usage_error(*a);
+    }
+    if (sv.pidns && getpid() != 1)
+        usage_error("--pidns, but this is not PID 1");
+}
+
+static void set_up(void) {
+    mallopt(M_MMAP_THRESHOLD, 64 << 10);
+    mallopt(M_TRIM_THRESHOLD, 64 << 10);
+    set_signals();
+    set_privileges();
+    raise_nofile();
+    umask(0);
+    if (!sv.pidns)
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    sv.scratch = mmap(NULL, SCRATCH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int accepts = 0;
+    socklen_t size = sizeof accepts;
+    if (getsockopt(LISTENER, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &size) != 0 || !accepts)
+        usage_error("descriptor 3 is not a listening socket");
+    fcntl(LISTENER, F_SETFD, FD_CLOEXEC);
+    fcntl(LISTENER, F_SETFL, O_NONBLOCK);
+    if (sv.scope_signals)
+        open_landlock();
+    sv.epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (sv.scratch == MAP_FAILED || sv.epoll < 0)
+        _exit(3);
+    io_watch(&sv.listener, LISTENER, false);
+}
+
+static void reap(void) {
+    child_ended = 0;
+    for (int i = 0; i < REAPS_PER_TURN; i++) {
+        int status;
+        struct rusage ru;
+        pid_t pid = wait4(-1, &status, WNOHANG, &ru);
+        if (pid == 0)
+            return;
+        if (pid < 0) {
+            if (errno == ECHILD && sv.killing) {
+                sv.killing = false;
+                execs_all_dead();
+            }
+            return;
+        }
+        execs_reaped(pid, status, &ru);
+        workers_reaped(pid, status);
+    }
+    child_ended = 1;
+}
+
+void kill_everything(void) {
+    sv.killing = true;
+    sv.kill_again = now_ns();
+}
+
+static void kill_round(uint64_t now) {
+    if (!sv.killing || now < sv.kill_again)
+        return;
+    if (sv.pidns || sv.private_uid)
+        kill(-1, SIGKILL);
+    else
+        tree_kill_once();
+    sv.kill_again = now + KILL_EVERY;
+    child_ended = 1;
+}
+
+static void trim(void) {
+    madvise(sv.scratch, SCRATCH, MADV_DONTNEED);
+    conn_trim();
+    malloc_trim(0);
+    sv.busy = false;
+}
+
+static int wait_ms(bool more) {
+    if (more || child_ended || told_to_stop)
+        return 0;
+    uint64_t now = now_ns(), next = execs_next_timer();
+    if (sv.killing && sv.kill_again < next)
+        next = sv.kill_again;
+    uint64_t ms = next <= now ? 0 : (next - now) / 1000000u + 1;
+    if (next == NEVER)
+        ms = UINT64_MAX;
+    if (sv.busy && ms > TRIM_AFTER_MS)
+        return TRIM_AFTER_MS;
+    return ms == UINT64_MAX ? -1 : ms > 3600000 ? 3600000 : (int)ms;
+}
+
+static void wait_events(int ms) {
+    struct epoll_event ev[EVENTS];
+    sigset_t none;
+    sigemptyset(&none);
+    int n = epoll_pwait(sv.epoll, ev, EVENTS, ms, &none);
+    for (int i = 0; i < n; i++) {
+        struct io *io = ev[i].data.ptr;
+        io->in |= (ev[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
+        io->out |= (ev[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
+    }
+    if (n == 0 && ms == TRIM_AFTER_MS && sv.busy)
+        trim();
+}
+
+/* Requests come before timers: a SHIFT that was sent before this process was thawed counts. */
+static bool turn(void) {
+    static unsigned skipped;
+    if (sv.listener.in)
+        conn_accept();
+    bool more = conn_read();
+    execs_monitors();
+    if (child_ended)
+        reap();
+    if (!more || ++skipped > TIMER_SKIPS) {
+        uint64_t now = now_ns();
+        skipped = 0;
+        execs_timers(now);
+        kill_round(now);
+    }
+    sv.blocked = false;
+    more |= execs_pump();
+    more |= ops_pump();
+    bool connected = conn_io()->fd >= 0;
+    conn_flush();
+    if (connected && (conn_io()->fd < 0 || (sv.blocked && conn_can_send())))
+        more = true;
+    return more || conn_more();
+}
+
+int main(int argc, char **argv) {
+    (void)argc;
+    parse(argv);
+    set_up();
+    bool more = true;
+    for (;;) {
+        wait_events(wait_ms(more));
+        if (told_to_stop)
+            shut_down("init: told to stop");
+        more = turn();
+    }
+}
