@@ -12,29 +12,34 @@ PYTEST_ARGS ?=
 
 .PHONY: setup programs check test clean
 
-setup: $(STAMPS)/packages $(STAMPS)/project programs
+setup: $(STAMPS)/dev programs
 
-$(STAMPS)/venv: scripts/python3.sh $(STAMPS)/packages
-	test -x $(BIN)/python || "$$(scripts/python3.sh)" -m venv $(VENV)
-	touch $@
-
-# Before the virtual environment: it may bring the Python that makes it.
+# First: it may bring the Python that makes the virtual environment.
 $(STAMPS)/packages: scripts/debian-packages.txt scripts/debian_packages.sh
 	scripts/debian_packages.sh
 	mkdir -p $(@D)
 	touch $@
 
-$(STAMPS)/project: pyproject.toml native/hatch_build.py $(STAMPS)/venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,inspect]'
+$(STAMPS)/venv: $(STAMPS)/packages scripts/python3.sh
+	test -x $(BIN)/python || "$$(scripts/python3.sh)" -m venv $(VENV)
 	touch $@
 
-# After a change in native/ only: the editable install has put the first build in place.
+$(STAMPS)/project: $(STAMPS)/venv pyproject.toml native/hatch_build.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(STAMPS)/dev: $(STAMPS)/project
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+# The editable install put the first build in place; this follows later changes in native/.
 programs: $(STAMPS)/project
 	$(MAKE) --quiet -C native
 	mkdir -p $(NATIVE)
 	for program in init spawner; do \
-	  cmp --quiet native/build/$$program $(NATIVE)/$$program && continue; \
-	  install -m 0755 native/build/$$program $(NATIVE)/.$$program.new && mv $(NATIVE)/.$$program.new $(NATIVE)/$$program; \
+	  cmp --silent native/build/$$program $(NATIVE)/$$program && continue; \
+	  install -m 0755 native/build/$$program $(NATIVE)/.$$program.new; \
+	  mv $(NATIVE)/.$$program.new $(NATIVE)/$$program; \
 	done
 
 check: setup

@@ -65,7 +65,7 @@ def take(root: Path | None = None) -> Census:
         namespaces=frozenset(_namespaces(ours)),
         mounts=frozenset(_mounts(root)),
         loops=frozenset(_loops(root)),
-        cgroups=frozenset(_cgroups(None if root is None else ours)),
+        cgroups=frozenset(_cgroups("" if root is None else _arguments(table, ours))),
         directories=frozenset(_directories(root)),
         descriptors=_descriptors(),
     )
@@ -173,8 +173,21 @@ def _loops(root: Path | None) -> Iterator[str]:
             yield f"/dev/{backing.parts[3]} of {file}"
 
 
-def _cgroups(ours: set[int] | None) -> Iterator[str]:
-    """Cgroups named dsec*, in every hierarchy; with ``ours``, but those that hold somebody else's processes."""
+def _arguments(table: dict[int, _Process], ours: set[int]) -> str:
+    """The command lines of all spawners and inits that are somebody else's."""
+    found = []
+    for process in table.values():
+        if process.pid in ours or not _is_program(process, None):
+            continue
+        try:
+            found.append(Path(f"/proc/{process.pid}/cmdline").read_text(errors="replace"))
+        except OSError:
+            continue
+    return "\0".join(found)
+
+
+def _cgroups(others: str) -> Iterator[str]:
+    """Cgroups below one named dsec*, in every hierarchy, but for those that ``others`` speaks of."""
     tops = (
         [top for top in _CGROUPS.iterdir() if top.is_dir() and not top.is_symlink()]
         if _CGROUPS.is_dir()
@@ -183,22 +196,9 @@ def _cgroups(ours: set[int] | None) -> Iterator[str]:
     for top in tops:
         for folder, _, _ in os.walk(top):
             below = Path(folder).relative_to(_CGROUPS)
-            if not any(part.startswith("dsec") for part in below.parts):
-                continue
-            members = _members(Path(folder))
-            if ours is None or members <= ours:
+            name = next((part for part in below.parts if part.startswith("dsec")), "")
+            if name and name not in others:
                 yield str(below)
-
-
-def _members(cgroup: Path) -> set[int]:
-    """Of the cgroup and everything below it."""
-    found: set[int] = set()
-    for folder, _, _ in os.walk(cgroup):
-        try:
-            found |= {int(word) for word in (Path(folder) / "cgroup.procs").read_text().split()}
-        except OSError:
-            continue
-    return found
 
 
 def _directories(root: Path | None) -> Iterator[str]:
