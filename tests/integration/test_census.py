@@ -136,7 +136,8 @@ def test_a_test_that_leaves_something_fails(tmp_path: Path) -> None:
     for tier in ("unit", "integration"):
         (tmp_path / "tests" / tier).mkdir(parents=True)
         (tmp_path / "tests" / tier / "test_leak.py").write_text(leak)
-    shutil.copy2(CONFTEST, tmp_path / "tests" / "conftest.py")
+    impatient = CONFTEST.read_text().replace("SETTLE_SECONDS = 3.0", "SETTLE_SECONDS = 0.1")
+    (tmp_path / "tests" / "conftest.py").write_text(impatient)
     shutil.copy2(PROJECT, tmp_path / "pyproject.toml")
     run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit", "tests/integration"]
     env = {**os.environ, "DSEC_TEST_CENSUS": "own"}

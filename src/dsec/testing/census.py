@@ -154,22 +154,27 @@ def _namespaces(pids: set[int]) -> Iterator[str]:
                 yield name
 
 
+def _marks(root: Path | None) -> tuple[str, ...]:
+    """What the path of a mount or of a loop device's file holds when it is to be counted."""
+    return (str(root),) if root is not None else ("dsec", tempfile.gettempdir())
+
+
 def _mounts(root: Path | None) -> Iterator[str]:
-    wanted = "dsec" if root is None else str(root)
+    wanted = _marks(root)
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        if wanted in line:
+        if any(mark in line for mark in wanted):
             words = line.split()
             yield f"{words[4]} (mount {words[0]} of {words[3]}, {' '.join(words[words.index('-') + 1 :])})"
 
 
 def _loops(root: Path | None) -> Iterator[str]:
-    wanted = "dsec" if root is None else str(root)
+    wanted = _marks(root)
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
             file = backing.read_text().rstrip("\n")
         except OSError:
             continue  # detached meanwhile
-        if wanted in file:
+        if any(mark in file for mark in wanted):
             yield f"/dev/{backing.parts[3]} of {file}"
 
 
