@@ -1,0 +1,72 @@
+/* A new process on its way to being init: it works through the operations of its level and dies on the first that
+ * fails, telling the spawner which one. When the report pipe closes without a word, init runs. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "spawner.h"
+
+static _Noreturn void fail(int report, const char *step, int err) {
+    uint8_t buf[64];
+    struct writer w = writer_of(buf, sizeof buf);
+    put_u32(&w, (uint32_t)(err ? err : EIO));
+    put_bytes(&w, step, strlen(step));
+    ssize_t ignored = write(report, buf, w.len);
+    (void)ignored;
+    _exit(71);
+}
+
+/* 0, 1, 2 on /dev/null, 3 the listener, init's own file and the report above; nothing else. */
+static int arrange_descriptors(const struct spawner *s, int listener, int *report, int *exe) {
+    enum { SAFE = 200 };
+    int init = fcntl(s->init_exe, F_DUPFD_CLOEXEC, SAFE), pipe_ = fcntl(*report, F_DUPFD_CLOEXEC, SAFE);
+    int net = fcntl(listener, F_DUPFD_CLOEXEC, SAFE), null = fcntl(s->null, F_DUPFD_CLOEXEC, SAFE);
+    if (init < 0 || pipe_ < 0 || net < 0 || null < 0) return -1;
+    for (int fd = 0; fd < 3; fd++)
+        if (dup2(null, fd) < 0) return -1;
+    if (dup2(net, 3) < 0) return -1;
+    if (syscall(SYS_close_range, 4, SAFE - 1, 0) || syscall(SYS_close_range, SAFE + 4, ~0u, 0)) return -1;
+    close(net);
+    close(null);
+    *report = pipe_;
+    *exe = init;
+    return 0;
+}
+
+static void exec_init(const struct spawner *s, const struct plan *p, int exe) {
+    char id[ID_MAX + 1], oom[16];
+    snprintf(id, sizeof id, "%.*s", (int)p->id.n, (const char *)p->id.p);
+    /* Commands are always to be killed before init; without CAP_SYS_RESOURCE only their own number can rise. */
+    snprintf(oom, sizeof oom, "%d", s->oom_adj < 0 ? 0 : 500);
+    char *argv[12] = {"dsec-init", "--id", id, "--oom", oom};
+    unsigned n = 5;
+    if (s->config.level == LEVEL_CONTAINER) argv[n++] = "--pidns";
+    if (s->config.level == LEVEL_PROCESS) argv[n++] = "--scope-signals";
+    if (s->config.level == LEVEL_PROCESS && s->root) argv[n++] = "--private-uid";
+    char *const env[] = {NULL};
+    syscall(SYS_execveat, exe, "", argv, env, AT_EMPTY_PATH);
+}
+
+void child_run(const struct spawner *s, const struct plan *p, uint32_t slot, int report) {
+    struct child c = {.s = s, .p = p, .slot = slot, .uid = slot_uid(slot), .proc = -1, .userns = -1, .network = -1, .root = -1, .writable = -1};
+    const struct operation *op = s->config.level == LEVEL_CONTAINER ? container_operations : process_operations;
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    umask(022);
+    setpriority(PRIO_PROCESS, 0, 0);
+    for (; op->name; op++)
+        if (op->run(&c)) fail(report, op->name, errno);
+    int exe = -1;
+    if (arrange_descriptors(s, p->listener, &report, &exe)) fail(report, "descriptors", errno);
+    if (confine_seccomp(s->config.level)) fail(report, "seccomp", errno);
+    exec_init(s, p, exe);
+    fail(report, "exec init", errno);
+}

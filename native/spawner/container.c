@@ -1,0 +1,325 @@
+/* Level `container`: namespaces, an overlay over id-mapped layers, and nothing of the host.
+ *
+ * All namespaces but the user namespace belong to the *initial* user namespace, and the sandbox enters its own user namespace last.
+ * So its root owns none of them: even a capability that it regained could not touch mounts, network or host name. The
+ * order also lets the child do everything itself, without a hand-shake with the spawner. */
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <linux/openat2.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "spawner.h"
+
+#define KEEP                                                                                                          \
+    (1ULL << CAP_CHOWN | 1ULL << CAP_DAC_OVERRIDE | 1ULL << CAP_FOWNER | 1ULL << CAP_FSETID | 1ULL << CAP_KILL |     \
+     1ULL << CAP_SETGID | 1ULL << CAP_SETUID | 1ULL << CAP_NET_BIND_SERVICE)
+
+static int join_cgroups(struct child *c) {
+    int err = slot_join_v1(c->s, c->slot);
+    errno = err;
+    return err ? -1 : unshare(CLONE_NEWCGROUP);
+}
+
+static int new_namespaces(struct child *c) {
+    (void)c;
+    return unshare(CLONE_NEWIPC | CLONE_NEWUTS);
+}
+
+static int host_name(struct child *c) { return sethostname((const char *)c->p->hostname.p, c->p->hostname.n); }
+
+static int loopback_up(void) {
+    struct ifreq request = {.ifr_flags = IFF_UP};
+    strcpy(request.ifr_name, "lo");
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int r = fd < 0 ? -1 : ioctl(fd, SIOCSIFFLAGS, &request);
+    if (fd >= 0) close(fd);
+    return r;
+}
+
+/* Runs beside us with our memory and descriptors, so that the slowest step overlaps all the others. */
+static int network_helper(void *arg) {
+    struct child *c = arg;
+    if (unshare(CLONE_NEWNET) || loopback_up() || (c->network = openat(c->s->proc, "self/ns/net", O_RDONLY | O_CLOEXEC)) < 0)
+        c->network_errno = errno;
+    _exit(0);
+}
+
+static int start_network(struct child *c) {
+    static char stack[16384] __attribute__((aligned(16)));
+    c->network_helper = clone(network_helper, stack + sizeof stack, CLONE_VM | CLONE_FILES | SIGCHLD, c);
+    return c->network_helper < 0 ? -1 : 0;
+}
+
+static int join_network(struct child *c) {
+    if (waitpid(c->network_helper, NULL, __WALL) < 0) return -1;
+    errno = c->network_errno;
+    return c->network < 0 ? -1 : setns(c->network, CLONE_NEWNET);
+}
+
+static int make_mount(const char *type, const char *const *options, unsigned attributes) {
+    int fs = fsopen(type, FSOPEN_CLOEXEC);
+    if (fs < 0) return -1;
+    for (; options && *options; options += 2)
+        if (fsconfig(fs, FSCONFIG_SET_STRING, options[0], options[1], 0)) return -1;
+    if (fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0)) return -1;
+    int mnt = fsmount(fs, FSMOUNT_CLOEXEC, attributes);
+    close(fs);
+    return mnt;
+}
+
+static int open_proc(struct child *c) {
+    c->proc = make_mount("proc", NULL, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+    return c->proc < 0 ? -1 : 0;
+}
+
+static int protect_init(struct child *c) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", c->s->oom_adj);
+    return write_at(c->proc, "self/oom_score_adj", text) ? 0 : -1;
+}
+
+static int users_helper(void *arg) {
+    struct child *c = arg;
+    c->userns = openat(c->s->proc, "self/ns/user", O_RDONLY | O_CLOEXEC);
+    _exit(0);
+}
+
+/* A process that lives just long enough to name the new user namespace. Its maps are written while it is a zombie:
+ * until it is reaped, /proc still leads to its namespace. */
+static int map_ids(struct child *c) {
+    static char stack[16384] __attribute__((aligned(16)));
+    pid_t helper = clone(users_helper, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_NEWUSER | SIGCHLD, c);
+    if (helper < 0) return -1;
+    char map[48], path[48];
+    snprintf(map, sizeof map, "0 %u %u\n", c->uid, SLOT_IDS);
+    snprintf(path, sizeof path, "%d/uid_map", helper);
+    bool ok = write_at(c->proc, path, map);
+    snprintf(path, sizeof path, "%d/gid_map", helper);
+    ok = ok && write_at(c->proc, path, map);
+    int err = errno;
+    waitpid(helper, NULL, __WALL);
+    errno = err;
+    return ok && c->userns >= 0 ? 0 : -1;
+}
+
+/* A detached clone of the tree at `path` whose ids are those of this sandbox. */
+static int mapped(const struct child *c, int dir, const char *path, uint64_t set) {
+    unsigned empty = *path ? 0 : AT_EMPTY_PATH;
+    int fd = open_tree(dir, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | empty);
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP | set, .userns_fd = (uint64_t)c->userns};
+    if (fd < 0) return -1;
+    return mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) ? -1 : fd;
+}
+
+static int map_layers(struct child *c) {
+    char path[160];
+    for (unsigned i = 0; i < c->p->n_layers; i++) {
+        snprintf(path, sizeof path, "/t/l/%.*s", (int)c->p->layers[i].n, (const char *)c->p->layers[i].p);
+        if ((c->layers[i] = mapped(c, AT_FDCWD, path, MOUNT_ATTR_RDONLY)) < 0) return -1;
+    }
+    snprintf(path, sizeof path, "/t/l/rw/%.*s", (int)c->p->writable.n, (const char *)c->p->writable.p);
+    return (c->writable = mapped(c, AT_FDCWD, path, 0)) < 0 ? -1 : 0;
+}
+
+/* Overlay works in its upper layer with the credentials of whoever mounts it: the sandbox's own root, so that on the
+ * id-mapped layer its files are owned by 0, with our capabilities in the initial user namespace. */
+static int as_sandbox_root(const struct child *c, bool on) {
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2];
+    if (syscall(SYS_capget, &head, data)) return -1;
+    setfsgid(on ? c->uid : 0);
+    setfsuid(on ? c->uid : 0); /* drops the file-system capabilities from the effective set */
+    for (int i = 0; i < 2; i++) data[i].effective = data[i].permitted;
+    return (int)syscall(SYS_capset, &head, data);
+}
+
+static int configure_overlay(struct child *c, int fs) {
+    int upper = openat(c->writable, "upper", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int work = openat(c->writable, "work", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (upper < 0 || work < 0) return -1;
+    for (unsigned i = 0; i < c->p->n_layers; i++)
+        if (fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, c->layers[i])) return -1;
+    if (fsconfig(fs, FSCONFIG_SET_FD, "upperdir", NULL, upper)) return -1;
+    if (fsconfig(fs, FSCONFIG_SET_FD, "workdir", NULL, work)) return -1;
+    if (fsconfig(fs, FSCONFIG_SET_STRING, "source", "dsec", 0)) return -1;
+    if (fsconfig(fs, FSCONFIG_SET_FLAG, "volatile", NULL, 0)) return -1;
+    return fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
+}
+
+static int make_root(struct child *c) {
+    if (as_sandbox_root(c, true)) return -1;
+    int fs = fsopen("overlay", FSOPEN_CLOEXEC);
+    if (fs < 0 || configure_overlay(c, fs)) return -1;
+    c->root = fsmount(fs, FSMOUNT_CLOEXEC, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+    return c->root < 0 ? -1 : as_sandbox_root(c, false);
+}
+
+/* A directory of the sandbox's root, resolved as if it were the root of everything: no link leads out. */
+static int in_root(const struct child *c, const char *path, uint64_t flags) {
+    struct open_how how = {.flags = O_PATH | O_CLOEXEC | flags, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+    return (int)syscall(SYS_openat2, c->root, path, &how, sizeof how);
+}
+
+static int put_at(int mnt, int target) {
+    int r = move_mount(mnt, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+    close(target);
+    return r;
+}
+
+static int put(const struct child *c, int mnt, const char *path) {
+    int target = in_root(c, path, 0);
+    return mnt < 0 || target < 0 ? -1 : put_at(mnt, target);
+}
+
+/* Owner and mode of directories made on the way to a mount point: the sandbox's root. */
+static int make_way(const struct child *c, const char *path, bool file) {
+    char part[4096];
+    if (as_sandbox_root(c, true)) return -1;
+    for (const char *slash = strchr(path + 1, '/');; slash = strchr(slash + 1, '/')) {
+        size_t n = slash ? (size_t)(slash - path) : strlen(path);
+        memcpy(part, path, n);
+        part[n] = 0;
+        char *last = strrchr(part, '/');
+        *last = 0;
+        int dir = in_root(c, *part ? part : "/", O_DIRECTORY);
+        if (dir < 0) return -1;
+        int r = !slash && file ? mknodat(dir, last + 1, S_IFREG | 0644, 0) : mkdirat(dir, last + 1, 0755);
+        int err = errno;
+        close(dir);
+        errno = err;
+        if (r && errno != EEXIST) return -1;
+        if (!slash) return as_sandbox_root(c, false);
+    }
+}
+
+static int put_volumes(struct child *c) {
+    char path[4096];
+    for (unsigned i = 0; i < c->p->n_volumes; i++) {
+        const struct volume *v = &c->p->volumes[i];
+        struct stat st;
+        memcpy(path, v->target.p, v->target.n);
+        path[v->target.n] = 0;
+        if (fstat(v->fd, &st) || make_way(c, path, !S_ISDIR(st.st_mode))) return -1;
+        struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV |
+                                              (v->read_only ? MOUNT_ATTR_RDONLY : 0),
+                                  .userns_fd = (uint64_t)c->userns};
+        if (mount_setattr(v->fd, "", AT_EMPTY_PATH, &attr, sizeof attr) || put(c, v->fd, path)) return -1;
+    }
+    return 0;
+}
+
+/* /dev is one shared tree, read-only; only its terminals and shared memory are the sandbox's own. */
+static int put_devices(struct child *c) {
+    static const char *const pts_options[] = {"ptmxmode", "0666", "mode", "0620", NULL};
+    if (make_way(c, "/dev/shm", false)) return -1;
+    int shm = in_root(c, "/dev/shm", O_DIRECTORY);
+    char path[32];
+    snprintf(path, sizeof path, "self/fd/%d", shm);
+    if (shm < 0 || fchmodat(c->proc, path, 01777, 0)) return -1;
+    close(shm);
+    shm = open_tree(c->root, "dev/shm", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (shm < 0) return -1;
+    int dev = mapped(c, AT_FDCWD, "/t/dev", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    if (dev < 0 || put(c, dev, "/dev")) return -1;
+    int pts = make_mount("devpts", pts_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    return put(c, pts, "/dev/pts") || put(c, shm, "/dev/shm") ? -1 : 0;
+}
+
+static int put_proc(struct child *c) { return put(c, c->proc, "/proc"); }
+
+/* What of /proc tells of the host is covered. Files that only the host's root may open need no cover: that id does not
+ * exist inside. (A test tries them all.) Absent ones need none either. */
+static int mask_proc(struct child *c) {
+    static const char *const names[] = {"keys", "key-users", "interrupts", "latency_stats", "sched_debug", "acpi", "scsi",
+                                        "asound", "bus", "fs", "irq", "pressure"};
+    struct stat st;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        int target = openat(c->proc, names[i], O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        if (target < 0) continue;
+        if (fstat(target, &st)) return -1;
+        const char *with = S_ISDIR(st.st_mode) ? "/t/empty" : "/t/dev/null";
+        int cover = open_tree(AT_FDCWD, with, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+        if (cover < 0 || put_at(cover, target)) return -1;
+        close(cover);
+    }
+    int sys = open_tree(c->proc, "sys", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
+    if (sys < 0 || mount_setattr(sys, "", AT_EMPTY_PATH, &attr, sizeof attr)) return -1;
+    int target = openat(c->proc, "sys", O_PATH | O_CLOEXEC);
+    return target < 0 ? -1 : put_at(sys, target);
+}
+
+static int read_only_root(struct child *c) {
+    static const char *const writable[] = {"/workspace", "/tmp", "/home/user"};
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
+    int kept[3];
+    if (!c->p->read_only) return 0;
+    for (int i = 0; i < 3; i++)
+        if ((kept[i] = open_tree(c->root, writable[i] + 1, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)) < 0) return -1;
+    if (mount_setattr(c->root, "", AT_EMPTY_PATH, &attr, sizeof attr)) return -1;
+    for (int i = 0; i < 3; i++)
+        if (put(c, kept[i], writable[i])) return -1;
+    return 0;
+}
+
+/* The old tree goes away with one umount, the new root covers what is left of it (an empty, unwritable directory). */
+static int enter_root(struct child *c) {
+    if (umount2("/t", MNT_DETACH)) return -1;
+    return fchdir(c->root) || chroot(".") || chdir("/") ? -1 : 0;
+}
+
+static int cover_root(struct child *c) {
+    /* Attaches the overlay over "/" of this mount namespace; paths keep resolving below the old root until chroot. */
+    return move_mount(c->root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH);
+}
+
+static int enter_users(struct child *c) {
+    if (setns(c->userns, CLONE_NEWUSER) || setgroups(0, NULL)) return -1;
+    return setresgid(0, 0, 0) || setresuid(0, 0, 0) ? -1 : 0;
+}
+
+static int limit_resources(struct child *c) { return confine_rlimits(c->p->open_files); }
+
+static int drop_capabilities(struct child *c) {
+    (void)c;
+    return confine_capabilities(KEEP);
+}
+
+const struct operation container_operations[] = {
+    {"cgroups", join_cgroups},
+    {"proc", open_proc},
+    {"id map", map_ids},
+    {"network", start_network},
+    {"namespaces", new_namespaces},
+    {"host name", host_name},
+    {"oom score", protect_init},
+    {"layers", map_layers},
+    {"overlay", make_root},
+    {"root", cover_root},
+    {"devices", put_devices},
+    {"proc mount", put_proc},
+    {"proc masks", mask_proc},
+    {"volumes", put_volumes},
+    {"read-only root", read_only_root},
+    {"enter root", enter_root},
+    {"loopback", join_network},
+    {"user namespace", enter_users},
+    {"resource limits", limit_resources},
+    {"capabilities", drop_capabilities},
+    {NULL, NULL},
+};

@@ -1,0 +1,416 @@
+/* The event loop: requests, set-up reports, deadlines, deaths. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sched.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "spawner.h"
+
+enum source { FROM_LISTENER, FROM_LIFELINE, FROM_OWNER, FROM_TIMER, FROM_SIGNALS, FROM_STATUS, FROM_PIDFD };
+
+uint64_t boottime_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_BOOTTIME, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Events name a pid, not a pointer: whatever was freed meanwhile is simply not found. */
+static void listen_to(struct spawner *s, int fd, enum source source, pid_t pid) {
+    struct epoll_event e = {.events = EPOLLIN, .data.u64 = (uint64_t)source | (uint64_t)pid << 8};
+    if (epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &e)) note("epoll", "", errno);
+}
+
+void rearm(struct spawner *s, uint64_t deadline) {
+    struct itimerspec now;
+    if (!deadline || timerfd_gettime(s->timer, &now)) return;
+    uint64_t left = (uint64_t)now.it_value.tv_sec * 1000000000u + (uint64_t)now.it_value.tv_nsec;
+    if (left && boottime_ns() + left <= deadline) return;
+    struct itimerspec at = {.it_value = {.tv_sec = (time_t)(deadline / 1000000000u), .tv_nsec = (long)(deadline % 1000000000u)}};
+    if (timerfd_settime(s->timer, TFD_TIMER_ABSTIME, &at, NULL)) note("timer", "", errno);
+}
+
+/* ---- ending ---- */
+
+static void kill_sandbox(struct spawner *s, struct sandbox *sb) {
+    sb->state = S_DYING;
+    if (sb->pidfd >= 0)
+        syscall(SYS_pidfd_send_signal, sb->pidfd, SIGKILL, NULL, 0);
+    else
+        kill(sb->pid, SIGKILL); /* our child, not reaped yet: the pid is still its own */
+    if (sb->frozen) slot_freeze(s, sb->slot, false); /* v1 keeps frozen processes from dying */
+}
+
+/* Init is dead; at level `container` so is everything below it, because the kernel ended its namespace first. */
+static void buried(struct spawner *s, struct sandbox *sb, int status) {
+    if (s->config.level == LEVEL_PROCESS) process_end_all(s, sb->slot);
+    if (sb->create_seq && sb->failed)
+        answer(s, sb->create_seq, sb->fail_errno, sb->fail_step, NULL, 0);
+    else if (sb->create_seq)
+        answer(s, sb->create_seq, ECANCELED, "destroyed while it was made", NULL, 0);
+    else if (!sb->n_waiters && !s->stopping)
+        tell_ended(s, sb, status);
+    for (unsigned i = 0; i < sb->n_waiters; i++) answer(s, sb->waiters[i], 0, "", NULL, 0);
+    slot_release(s, sb->slot, sb->frozen);
+    table_remove(s, sb);
+}
+
+static void set_up(struct spawner *s, struct sandbox *sb);
+
+static void reap(struct spawner *s) {
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | __WALL)) > 0;) {
+        struct sandbox *sb = table_by_pid(s, pid);
+        if (!sb) continue; /* an orphan of a sandbox of level `process` */
+        if (sb->status >= 0) set_up(s, sb);
+        buried(s, sb, status);
+    }
+}
+
+static void kill_each(struct spawner *s, struct sandbox *sb, void *arg) {
+    (void)arg;
+    if (sb->state != S_DYING) kill_sandbox(s, sb);
+}
+
+static void remove_parents(const struct spawner *s) {
+    for (unsigned i = 0; i < s->n_groups; i++) {
+        int up = openat(s->groups[i].dir, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (up >= 0 && unlinkat(up, s->groups[i].name, AT_REMOVEDIR)) note("remove cgroup", s->groups[i].name, errno);
+    }
+}
+
+static void stop_if_done(struct spawner *s) {
+    if (!s->stopping || s->n_sandboxes) return;
+    slots_remove_all(s);
+    remove_parents(s);
+    if (s->stop_seq) answer(s, s->stop_seq, 0, "", NULL, 0);
+    _exit(0);
+}
+
+static void stop_all(struct spawner *s, uint32_t seq) {
+    s->stopping = true;
+    if (seq) s->stop_seq = seq;
+    table_each(s, kill_each, NULL);
+}
+
+struct due {
+    uint64_t now, next;
+};
+
+static void end_if_due(struct spawner *s, struct sandbox *sb, void *arg) {
+    struct due *due = arg;
+    if (!sb->deadline || sb->state == S_DYING) return;
+    if (sb->deadline <= due->now) {
+        sb->expired = true;
+        kill_sandbox(s, sb);
+    } else if (!due->next || sb->deadline < due->next) {
+        due->next = sb->deadline;
+    }
+}
+
+static void deadlines(struct spawner *s) {
+    uint64_t ticks;
+    if (read(s->timer, &ticks, sizeof ticks) < 0) return;
+    struct due due = {.now = boottime_ns()};
+    table_each(s, end_if_due, &due);
+    rearm(s, due.next);
+}
+
+/* ---- making ---- */
+
+static pid_t clone_child(const struct spawner *s, uint32_t slot) {
+    struct clone_args args = {.exit_signal = SIGCHLD};
+    if (s->config.level == LEVEL_CONTAINER) args.flags = CLONE_NEWPID | CLONE_NEWNS;
+    int group = slot_v2_dir(s, slot);
+    if (group >= 0) {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = (uint64_t)group;
+    }
+    pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+    int err = errno;
+    if (group >= 0 && pid) close(group);
+    errno = err;
+    return pid;
+}
+
+static void create(struct spawner *s, uint32_t seq, const struct plan *p) {
+    const char *step = "";
+    int report[2];
+    if (table_by_id(s, p->id)) return answer(s, seq, EEXIST, "this id exists", NULL, 0);
+    long slot = slot_claim(s, &p->limits, &step);
+    if (slot < 0) return answer(s, seq, (int)-slot, step, NULL, 0);
+    if (pipe2(report, O_CLOEXEC | O_NONBLOCK)) {
+        slot_release(s, (uint32_t)slot, false);
+        return answer(s, seq, errno, "pipe", NULL, 0);
+    }
+    pid_t pid = clone_child(s, (uint32_t)slot);
+    if (!pid) child_run(s, p, (uint32_t)slot, report[1]);
+    int err = errno;
+    close(report[1]);
+    if (pid < 0) {
+        close(report[0]);
+        slot_release(s, (uint32_t)slot, false);
+        return answer(s, seq, err, "clone", NULL, 0);
+    }
+    struct sandbox *sb = table_add(s, p->id, pid);
+    sb->slot = (uint32_t)slot;
+    sb->status = report[0];
+    sb->create_seq = seq;
+    sb->deadline = p->deadline;
+    rearm(s, sb->deadline);
+    listen_to(s, sb->status, FROM_STATUS, pid);
+}
+
+static void answer_created(struct spawner *s, struct sandbox *sb) {
+    uint8_t buf[64];
+    struct writer w = writer_of(buf, sizeof buf);
+    const struct slot *slot = slot_at(s, sb->slot);
+    put_u32(&w, (uint32_t)sb->pid);
+    put_u32(&w, sb->slot);
+    put_u64(&w, slot->oom_base);
+    put_u64(&w, slot->cpu_base);
+    answer(s, sb->create_seq, 0, "", buf, w.len);
+    sb->create_seq = 0;
+}
+
+/* The report pipe speaks (set-up failed) or ends (init runs). */
+static void set_up(struct spawner *s, struct sandbox *sb) {
+    uint8_t buf[96];
+    ssize_t n = read(sb->status, buf, sizeof buf);
+    if (n < 0) return;
+    close(sb->status);
+    sb->status = -1;
+    if (n == 0) {
+        if (sb->state == S_DYING) return;
+        sb->state = S_RUNNING;
+        return answer_created(s, sb);
+    }
+    struct reader r = reader_of(buf, (size_t)n);
+    sb->failed = true;
+    sb->fail_errno = (int)get_u32(&r);
+    struct span step = get_bytes(&r);
+    snprintf(sb->fail_step, sizeof sb->fail_step, "%.*s", (int)step.n, (const char *)step.p);
+    sb->state = S_DYING; /* the child is leaving; its slot is free once it is reaped */
+}
+
+/* ---- requests ---- */
+
+static void hello(struct spawner *s, uint32_t seq, struct reader *r) {
+    uint8_t buf[64];
+    struct writer w = writer_of(buf, sizeof buf);
+    if (get_u32(r) != SPAWNER_VERSION || !reader_done(r)) return answer(s, seq, EPROTO, "version", NULL, 0);
+    put_u32(&w, SPAWNER_VERSION);
+    put_u32(&w, (uint32_t)getpid());
+    put_u32(&w, s->config.level);
+    put_u32(&w, (uint32_t)s->oom_adj);
+    answer(s, seq, 0, "", buf, w.len);
+}
+
+static void destroy(struct spawner *s, uint32_t seq, struct sandbox *sb) {
+    if (!sb) return answer(s, seq, 0, "", NULL, 0);
+    if (sb->n_waiters == WAITERS_MAX) return answer(s, seq, EBUSY, "too many wait for this one", NULL, 0);
+    sb->waiters[sb->n_waiters++] = seq;
+    if (sb->state != S_DYING) kill_sandbox(s, sb);
+}
+
+static void freeze(struct spawner *s, uint32_t seq, struct sandbox *sb, bool frozen) {
+    if (!sb || sb->state != S_RUNNING) return answer(s, seq, ENOENT, "not running", NULL, 0);
+    int err = slot_freeze(s, sb->slot, frozen);
+    if (!err) sb->frozen = frozen;
+    answer(s, seq, err, "freezer", NULL, 0);
+}
+
+static void deadline(struct spawner *s, uint32_t seq, struct sandbox *sb, uint64_t at) {
+    if (!sb || sb->state == S_DYING) return answer(s, seq, ENOENT, "not running", NULL, 0);
+    sb->deadline = at;
+    rearm(s, at);
+    answer(s, seq, 0, "", NULL, 0);
+}
+
+static void list_bucket(struct spawner *s, uint32_t seq, uint32_t bucket) {
+    uint8_t buf[MESSAGE_MAX - 64];
+    struct writer w = writer_of(buf, sizeof buf);
+    uint32_t count = 0;
+    put_u32(&w, 0);
+    put_u32(&w, 0);
+    for (; s->by_id && bucket < s->n_buckets && w.len < sizeof buf / 2; bucket++)
+        for (const struct sandbox *sb = s->by_id[bucket]; sb; sb = sb->next_id) {
+            if (sb->state != S_RUNNING) continue;
+            const struct slot *slot = slot_at(s, sb->slot);
+            put_bytes(&w, sb->id, strlen(sb->id));
+            put_u32(&w, (uint32_t)sb->pid);
+            put_u32(&w, sb->slot);
+            put_u64(&w, slot->oom_base);
+            put_u64(&w, slot->cpu_base);
+            put_u64(&w, sb->deadline);
+            put_u8(&w, sb->frozen);
+            count++;
+        }
+    patch_u32(&w, 0, bucket < s->n_buckets ? bucket : 0);
+    patch_u32(&w, 4, count);
+    answer(s, seq, 0, "", buf, w.len);
+}
+
+static void tree(struct spawner *s, uint32_t seq, struct span name, const int *fds, unsigned n) {
+    char text[128];
+    bool plain = name.n && name.n < sizeof text && !span_has_nul(name) && !memchr(name.p, '/', name.n) && name.p[0] != '.';
+    if (!plain || n != 1 || s->config.level != LEVEL_CONTAINER) return answer(s, seq, EINVAL, "tree", NULL, 0);
+    memcpy(text, name.p, name.n);
+    text[name.n] = 0;
+    answer(s, seq, world_attach(text, fds[0]), "attach tree", NULL, 0);
+}
+
+static void one_id(struct spawner *s, uint32_t op, uint32_t seq, struct reader *r) {
+    struct span id = get_bytes(r);
+    uint64_t value = op == OP_DESTROY ? 0 : get_u64(r);
+    if (!reader_done(r)) return answer(s, seq, EPROTO, "malformed", NULL, 0);
+    struct sandbox *sb = table_by_id(s, id);
+    if (op == OP_DESTROY) return destroy(s, seq, sb);
+    if (op == OP_FREEZE) return freeze(s, seq, sb, value != 0);
+    deadline(s, seq, sb, value);
+}
+
+static void request(struct spawner *s, struct reader *r, const int *fds, unsigned n_fds) {
+    uint32_t op = get_u32(r), seq = get_u32(r);
+    struct plan p;
+    memset(&p, 0, sizeof p);
+    if (r->bad || !seq) return answer(s, seq, EPROTO, "malformed", NULL, 0);
+    switch (op) {
+    case OP_HELLO:
+        return hello(s, seq, r);
+    case OP_TREE:
+        return tree(s, seq, get_bytes(r), fds, n_fds);
+    case OP_CREATE:
+        if (s->stopping) return answer(s, seq, ESHUTDOWN, "stopping", NULL, 0);
+        if (!parse_create(r, &p, fds, n_fds)) return answer(s, seq, EPROTO, "malformed", NULL, 0);
+        return create(s, seq, &p);
+    case OP_DESTROY:
+    case OP_FREEZE:
+    case OP_DEADLINE:
+        return one_id(s, op, seq, r);
+    case OP_LIST:
+        return list_bucket(s, seq, get_u32(r));
+    case OP_SHUTDOWN:
+        return stop_all(s, seq);
+    default:
+        return answer(s, seq, EPROTO, "unknown request", NULL, 0);
+    }
+}
+
+/* ---- the owner ---- */
+
+static void drop_owner(struct spawner *s) {
+    if (s->owner >= 0) close(s->owner);
+    s->owner = -1;
+}
+
+static void accept_owner(struct spawner *s) {
+    struct ucred who;
+    socklen_t n = sizeof who;
+    int fd = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) || (who.uid != geteuid() && who.uid != 0)) {
+        close(fd);
+        return;
+    }
+    drop_owner(s); /* a newer engine replaces the older: it holds the lock of the state directory */
+    s->owner = fd;
+    listen_to(s, fd, FROM_OWNER, 0);
+}
+
+static unsigned take_fds(struct msghdr *m, int *fds) {
+    unsigned n = 0;
+    for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h; h = CMSG_NXTHDR(m, h)) {
+        if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS) continue;
+        unsigned count = (unsigned)((h->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        for (unsigned i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(h) + i * sizeof fd, sizeof fd);
+            if (n < FDS_MAX) fds[n++] = fd;
+            else close(fd);
+        }
+    }
+    return n;
+}
+
+static void from_owner(struct spawner *s) {
+    static uint8_t buf[MESSAGE_MAX];
+    char control[CMSG_SPACE(FDS_MAX * sizeof(int))];
+    int fds[FDS_MAX];
+    struct iovec part = {buf, sizeof buf};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(s->owner, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n <= 0) return drop_owner(s);
+    unsigned n_fds = take_fds(&m, fds);
+    struct reader r = reader_of(buf, (size_t)n);
+    if (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) r.bad = true;
+    request(s, &r, fds, n_fds);
+    for (unsigned i = 0; i < n_fds; i++) close(fds[i]);
+}
+
+static void from_signals(struct spawner *s) {
+    struct signalfd_siginfo info;
+    while (read(s->signals, &info, sizeof info) == sizeof info)
+        if (info.ssi_signo == SIGTERM) {
+            if (s->config.durable) _exit(0); /* sandboxes live on; the next spawner adopts them */
+            stop_all(s, 0);
+        }
+    reap(s);
+}
+
+static void handle(struct spawner *s, enum source source, pid_t pid) {
+    struct sandbox *sb = pid ? table_by_pid(s, pid) : NULL;
+    switch (source) {
+    case FROM_LISTENER: return accept_owner(s);
+    case FROM_LIFELINE:
+        epoll_ctl(s->epoll, EPOLL_CTL_DEL, s->lifeline, NULL);
+        return stop_all(s, 0);
+    case FROM_OWNER:
+        if (s->owner >= 0) from_owner(s);
+        return;
+    case FROM_TIMER: return deadlines(s);
+    case FROM_SIGNALS: return from_signals(s);
+    case FROM_STATUS:
+        if (sb && sb->status >= 0) set_up(s, sb);
+        return;
+    case FROM_PIDFD:
+        if (sb) buried(s, sb, -1); /* not our child: only that it ended is known */
+    }
+}
+
+void watch_pidfd(struct spawner *s, const struct sandbox *sb) { listen_to(s, sb->pidfd, FROM_PIDFD, sb->pid); }
+
+void loop_run(struct spawner *s) {
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    sigaddset(&mask, SIGTERM);
+    s->epoll = epoll_create1(EPOLL_CLOEXEC);
+    s->timer = timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK);
+    s->signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (sigprocmask(SIG_BLOCK, &mask, NULL) || s->epoll < 0 || s->timer < 0 || s->signals < 0) die("event loop");
+    listen_to(s, s->listener, FROM_LISTENER, 0);
+    listen_to(s, s->timer, FROM_TIMER, 0);
+    listen_to(s, s->signals, FROM_SIGNALS, 0);
+    if (!s->config.durable) listen_to(s, s->lifeline, FROM_LIFELINE, 0);
+    adopt_running(s);
+    for (;;) {
+        struct epoll_event events[32];
+        int n = epoll_wait(s->epoll, events, 32, -1);
+        for (int i = 0; i < n; i++)
+            handle(s, (enum source)(events[i].data.u64 & 0xff), (pid_t)(events[i].data.u64 >> 8));
+        stop_if_done(s);
+    }
+}

@@ -1,0 +1,91 @@
+/* spawner --level container|process --state DIR --init FILE [--durable] [--uids DIR] [--cgroup SPEC]...
+ *
+ * Descriptor 3 is a listening SEQPACKET socket, 4 (unless --durable) a pipe whose other end its owner holds: when that
+ * closes, however the owner died, everything is ended. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/keyctl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "spawner.h"
+
+/* A sealed copy: nothing that reaches it through /proc can change what the next sandbox runs. */
+static int sealed_copy(const char *path) {
+    int from = open(path, O_RDONLY | O_CLOEXEC);
+    int to = (int)syscall(SYS_memfd_create, "dsec-init", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct stat st;
+    if (from < 0 || to < 0 || fstat(from, &st)) die(path);
+    for (off_t at = 0; at < st.st_size;)
+        if (sendfile(to, from, &at, (size_t)(st.st_size - at)) <= 0) die(path);
+    close(from);
+    if (fchmod(to, 0555) || fcntl(to, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)) die("seal init");
+    return to;
+}
+
+/* What init may have: without CAP_SYS_RESOURCE the kernel refuses to lower it. */
+static int lowest_oom_adj(const struct spawner *s) {
+    if (!write_at(s->proc, "self/oom_score_adj", "-999")) return 0;
+    if (!write_at(s->proc, "self/oom_score_adj", "-998")) die("oom score");
+    return -999;
+}
+
+static void parse(struct spawner *s, int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i];
+        if (!strcmp(name, "--durable")) {
+            s->config.durable = true;
+            continue;
+        }
+        const char *value = ++i < argc ? argv[i] : NULL;
+        if (!value) die("missing value");
+        if (!strcmp(name, "--level")) s->config.level = strcmp(value, "process") ? LEVEL_CONTAINER : LEVEL_PROCESS;
+        else if (!strcmp(name, "--state")) s->config.state = value;
+        else if (!strcmp(name, "--init")) s->config.init_path = value;
+        else if (!strcmp(name, "--uids")) s->config.uids = value;
+        else if (!strcmp(name, "--cgroup")) cgroups_add(s, value);
+        else die(name);
+    }
+    if (!s->config.state || !s->config.init_path) die("--state and --init are needed");
+}
+
+static void prepare(struct spawner *s) {
+    s->root = geteuid() == 0;
+    s->proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    s->null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    s->uid_locks = s->config.uids ? open(s->config.uids, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (s->proc < 0 || s->null < 0 || (s->config.uids && s->uid_locks < 0)) die("open");
+    s->init_exe = sealed_copy(s->config.init_path);
+    s->oom_adj = lowest_oom_adj(s);
+    fcntl(3, F_SETFD, FD_CLOEXEC);
+    fcntl(4, F_SETFD, FD_CLOEXEC);
+}
+
+int main(int argc, char **argv) {
+    struct spawner s = {.listener = 3, .lifeline = 4, .owner = -1};
+    parse(&s, argc, argv);
+    setsid();
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    umask(077);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    /* Sandboxes must not possess the session keyring of whoever started us. */
+    syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL);
+    prepare(&s);
+    if (s.config.level == LEVEL_CONTAINER) world_enter(&s);
+    else prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    /* Under load everything waits for this path; children go back to normal. */
+    setpriority(PRIO_PROCESS, 0, -10);
+    umask(0);
+    loop_run(&s);
+}

@@ -1,0 +1,118 @@
+/* Level `process`: no namespaces. Landlock, seccomp, limits and, for root, a user id of its own. */
+#include <errno.h>
+#include <grp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "spawner.h"
+
+static int own_session(struct child *c) {
+    (void)c;
+    return setsid() < 0 ? -1 : 0;
+}
+
+static int own_directory(struct child *c) {
+    char path[4096];
+    memcpy(path, c->p->directory.p, c->p->directory.n);
+    path[c->p->directory.n] = 0;
+    return chdir(path);
+}
+
+static int join_cgroups(struct child *c) {
+    int err = slot_join_v1(c->s, c->slot);
+    errno = err;
+    return err ? -1 : 0;
+}
+
+static int protect_init(struct child *c) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", c->s->oom_adj);
+    return write_at(c->s->proc, "self/oom_score_adj", text) ? 0 : -1;
+}
+
+static int limit(int resource, rlim_t value) {
+    struct rlimit now;
+    if (getrlimit(resource, &now)) return -1;
+    if (value > now.rlim_max) value = now.rlim_max;
+    now.rlim_cur = now.rlim_max = value;
+    return setrlimit(resource, &now);
+}
+
+static int limit_resources(struct child *c) {
+    const struct limits *l = &c->p->limits;
+    if (confine_rlimits(c->p->open_files) || limit(RLIMIT_AS, l->memory) || limit(RLIMIT_MEMLOCK, 65536)) return -1;
+    /* Counted per user id: only a private one makes it a limit of this sandbox. */
+    return c->s->root ? limit(RLIMIT_NPROC, l->pids + 1) : 0;
+}
+
+static int own_user(struct child *c) {
+    if (!c->s->root) return 0;
+    return setgroups(0, NULL) || setresgid(c->uid, c->uid, c->uid) || setresuid(c->uid, c->uid, c->uid) ? -1 : 0;
+}
+
+static int drop_capabilities(struct child *c) {
+    (void)c;
+    return confine_capabilities(0);
+}
+
+static int landlock(struct child *c) { return confine_landlock(c->p); }
+
+const struct operation process_operations[] = {
+    {"cgroups", join_cgroups},   {"session", own_session},  {"directory", own_directory},
+    {"oom score", protect_init}, {"limits", limit_resources}, {"user", own_user},
+    {"capabilities", drop_capabilities}, {"landlock", landlock}, {NULL, NULL},
+};
+
+/* ---- ending, in the spawner ---- */
+
+static bool group_empty(const struct spawner *s, uint32_t slot) {
+    char path[64], text[256];
+    snprintf(path, sizeof path, "s%u/cgroup.events", slot);
+    for (unsigned i = 0; i < s->n_groups; i++)
+        if (s->groups[i].v2)
+            return read_at(s->groups[i].dir, path, text, sizeof text) <= 0 || strstr(text, "populated 0");
+    return true;
+}
+
+/* Ends every process of a user id that only this sandbox has, at one stroke: the kernel walks them under its lock. */
+static void kill_user(uint32_t uid) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (!setresgid(uid, uid, uid) && !setresuid(uid, uid, uid)) kill(-1, SIGKILL);
+        _exit(0);
+    }
+    if (pid > 0) waitpid(pid, NULL, 0);
+}
+
+/* Orphans came to us, their subreaper: those of our children that are no init. 0 when there are none. */
+static unsigned kill_orphans(struct spawner *s) {
+    char path[64], text[4096];
+    snprintf(path, sizeof path, "self/task/%d/children", getpid());
+    if (read_at(s->proc, path, text, sizeof text) <= 0) return 0;
+    unsigned killed = 0;
+    for (char *at = text, *end; *at; at = end) {
+        pid_t pid = (pid_t)strtol(at, &end, 10);
+        if (end == at) break;
+        if (!table_by_pid(s, pid)) {
+            killed += !kill(pid, SIGKILL);
+            waitpid(pid, NULL, WNOHANG);
+        }
+        while (*end == ' ' || *end == '\n') end++;
+    }
+    return killed;
+}
+
+void process_end_all(struct spawner *s, uint32_t slot) {
+    for (int tries = 0; tries < 2000; tries++) {
+        if (s->root) kill_user(slot_uid(slot));
+        if (s->root ? group_empty(s, slot) : !kill_orphans(s)) return;
+        usleep(1000);
+    }
+    note("processes outlive their sandbox", "", EBUSY);
+}

@@ -1,0 +1,201 @@
+/* The spawner: makes sandboxes of one level, holds their deadlines, ends them, and reports what ended.
+ *
+ * One thread, one epoll loop. It parses requests of its owner (SEQPACKET, checked by SO_PEERCRED), clones, and leaves all set-up to the child,
+ * which works through an ordered list of operations and dies on the first doubt. It keeps no descriptor per running
+ * sandbox, so that cloning stays cheap when thousands are held. */
+#ifndef DSEC_SPAWNER_H
+#define DSEC_SPAWNER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "../common/codec.h"
+
+#define SPAWNER_VERSION 1u
+#define ID_MAX 63
+#define MESSAGE_MAX 65536u
+#define FDS_MAX 64
+#define LAYERS_MAX 64
+#define VOLUMES_MAX 32
+#define READABLE_MAX 32
+#define GROUPS_MAX 8
+#define SLOT_IDS 65536u
+#define BLOCK_SLOTS 256u
+#define UID_FIRST 0x40000000u
+#define BLOCKS_MAX 190u
+#define WAITERS_MAX 8
+
+enum level { LEVEL_CONTAINER, LEVEL_PROCESS };
+
+enum op {
+    OP_HELLO = 1,
+    OP_TREE,
+    OP_CREATE,
+    OP_DESTROY,
+    OP_FREEZE,
+    OP_DEADLINE,
+    OP_LIST,
+    OP_SHUTDOWN,
+};
+
+/* What a cgroup directory of ours controls. */
+enum control { C_MEMORY = 1, C_PIDS = 2, C_CPU = 4, C_FREEZE = 8 };
+
+struct hierarchy {
+    int dir;         /* our parent directory in it */
+    const char *name; /* of that directory */
+    bool v2;
+    unsigned controls;
+};
+
+struct limits {
+    uint64_t memory, pids, cpu_millis;
+};
+
+/* One place for a sandbox: a range of ids and recycled cgroup directories. */
+struct slot {
+    bool used, made;
+    struct limits set;
+    uint64_t oom_base, cpu_base; /* counters that a recycled cgroup had already */
+};
+
+struct volume {
+    struct span target;
+    int fd; /* a detached mount, of the owner */
+    bool read_only;
+};
+
+/* A parsed CREATE. Spans point into the message. */
+struct plan {
+    struct span id, hostname, writable, directory;
+    bool read_only;
+    struct limits limits;
+    uint64_t open_files, deadline;
+    struct span layers[LAYERS_MAX];
+    unsigned n_layers;
+    struct volume volumes[VOLUMES_MAX];
+    unsigned n_volumes;
+    struct span readable[READABLE_MAX];
+    unsigned n_readable;
+    int listener;
+};
+
+enum state { S_CREATING, S_RUNNING, S_DYING };
+
+struct sandbox {
+    char id[ID_MAX + 1];
+    enum state state;
+    pid_t pid;
+    int pidfd;     /* -1 for our own children, whose pid cannot be reused before we reap it */
+    int status;    /* read end of the set-up report while S_CREATING, else -1 */
+    uint32_t slot;
+    uint64_t deadline; /* CLOCK_BOOTTIME ns, 0 none */
+    bool frozen, expired, told, failed;
+    uint32_t create_seq;
+    uint32_t waiters[WAITERS_MAX];
+    unsigned n_waiters;
+    int fail_errno;
+    char fail_step[48];
+    struct sandbox *next_id, *next_pid; /* hash chains */
+};
+
+struct config {
+    enum level level;
+    bool durable;
+    const char *state;     /* directory, where the empty root is mounted for a moment */
+    const char *init_path;
+    const char *uids;      /* directory of the lock files of id blocks, or NULL */
+};
+
+struct spawner {
+    struct config config;
+    int listener, lifeline, owner, epoll, timer, signals;
+    int init_exe, null, proc, uid_locks;
+    bool root, stopping;
+    uint32_t stop_seq;
+    struct hierarchy groups[GROUPS_MAX];
+    unsigned n_groups;
+    struct slot *slots; /* BLOCK_SLOTS for each held block */
+    uint32_t *blocks;   /* number of each held block */
+    unsigned n_blocks;
+    struct sandbox **by_id, **by_pid;
+    unsigned n_buckets, n_sandboxes;
+    int oom_adj; /* what init got */
+};
+
+/* report.c */
+_Noreturn void die(const char *what);
+void note(const char *what, const char *name, int err);
+
+/* message.c: parsing and answers */
+bool parse_create(struct reader *r, struct plan *p, const int *fds, unsigned n_fds);
+void answer(struct spawner *s, uint32_t seq, int err, const char *text, const void *body, size_t n);
+void tell_ended(struct spawner *s, const struct sandbox *sb, int status);
+
+/* table.c */
+struct sandbox *table_add(struct spawner *s, struct span id, pid_t pid);
+struct sandbox *table_by_id(struct spawner *s, struct span id);
+struct sandbox *table_by_pid(struct spawner *s, pid_t pid);
+void table_remove(struct spawner *s, struct sandbox *sb);
+/* Calls `each` for every sandbox; `each` may remove the one it is given. */
+void table_each(struct spawner *s, void (*each)(struct spawner *, struct sandbox *, void *), void *arg);
+
+/* slots.c: id blocks and cgroups */
+void cgroups_add(struct spawner *s, const char *spec);
+long slot_claim(struct spawner *s, const struct limits *limits, const char **step); /* slot, or -errno */
+bool slot_take(struct spawner *s, uint32_t slot); /* an adopted one; false when its block is somebody else's */
+void slot_release(struct spawner *s, uint32_t slot, bool frozen);
+struct slot *slot_at(struct spawner *s, uint32_t slot);
+uint32_t slot_uid(uint32_t slot);
+int slot_v2_dir(const struct spawner *s, uint32_t slot); /* for CLONE_INTO_CGROUP, or -1 */
+int slot_join_v1(const struct spawner *s, uint32_t slot); /* the calling process; 0 or errno */
+int slot_freeze(const struct spawner *s, uint32_t slot, bool frozen);
+uint64_t slot_oom_kills(const struct spawner *s, uint32_t slot);
+void slots_remove_all(struct spawner *s);
+
+/* world.c: the spawner's own surroundings */
+void world_enter(struct spawner *s);
+int world_attach(const char *name, int fd); /* 0 or errno */
+
+/* child.c: what a new process does until it is init. Never return. */
+_Noreturn void child_run(const struct spawner *s, const struct plan *p, uint32_t slot, int report);
+
+/* container.c, process.c: the ordered operations of each level */
+struct child;
+struct operation {
+    const char *name;
+    int (*run)(struct child *c); /* 0, or -1 with errno */
+};
+struct child {
+    const struct spawner *s;
+    const struct plan *p;
+    uint32_t slot, uid;
+    int proc, userns, network, root, writable;
+    pid_t network_helper;
+    int network_errno;
+    int layers[LAYERS_MAX];
+};
+extern const struct operation container_operations[], process_operations[];
+
+/* confine.c: shared operations */
+int confine_capabilities(uint64_t keep);
+int confine_seccomp(enum level level);
+int confine_landlock(const struct plan *p);
+int confine_rlimits(uint64_t open_files);
+
+/* adopt.c */
+void adopt_running(struct spawner *s);
+
+/* process.c: when init of a sandbox of level `process` is dead, everything it left ends too */
+void process_end_all(struct spawner *s, uint32_t slot);
+
+/* loop.c */
+void watch_pidfd(struct spawner *s, const struct sandbox *sb);
+_Noreturn void loop_run(struct spawner *s);
+void rearm(struct spawner *s, uint64_t deadline);
+uint64_t boottime_ns(void);
+bool write_at(int dir, const char *path, const char *text);
+long read_at(int dir, const char *path, char *out, size_t cap);
+
+#endif

@@ -1,0 +1,108 @@
+"""Level ``process``: no root needed, no namespaces. Landlock, seccomp, limits; as root also a private user id and cgroups.
+
+What it does not give (a root file system, layers, quota, a network of its own…) is the absence of flags.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from dsec.errors import CleanupFailed, Unsupported
+from dsec.model.ids import SandboxId
+from dsec.model.sandbox import MIB, Flag, Level
+from dsec.ports.runtime import OnEnded, Plan
+from dsec.runtimes.cgroups import Hierarchy, flags
+from dsec.runtimes.spawned import SpawnedRuntime, base_flags
+from dsec.runtimes.spawner import Spawner, SpawnerConfig
+from dsec.wire.spawn import CreateRequest
+
+READABLE: Final = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/ssl/certs",
+    "/etc/python3",
+    "/proc",
+)
+
+
+class ProcessRuntime(SpawnedRuntime):
+    """See the module.
+
+    Args:
+        homes: where the directories of sandboxes are made; every component must be enterable by others when root makes private users.
+    """
+
+    level = Level.PROCESS
+
+    def __init__(
+        self, config: SpawnerConfig, hierarchies: tuple[Hierarchy, ...], *, on_ended: OnEnded, homes: Path
+    ) -> None:
+        super().__init__(config, hierarchies, on_ended, self._no_disk)
+        root = os.geteuid() == 0
+        private = {Flag.PRIVATE_UID} if root else set()
+        self.flags = base_flags(flags(hierarchies) | {Flag.NO_SOCKETS} | private)
+        self._homes = homes
+
+    async def _no_disk(self, sandbox: SandboxId) -> int:
+        del sandbox
+        return -1
+
+    async def _attach_trees(self, spawner: Spawner) -> None:
+        del spawner
+
+    def home(self, sandbox: SandboxId) -> Path:
+        """The one directory that the sandbox may write."""
+        return self._homes / sandbox
+
+    async def _request(self, plan: Plan) -> tuple[CreateRequest, list[int]]:
+        for field, given in (("read_only", plan.read_only), ("volumes", plan.volumes)):
+            if given:
+                raise Unsupported(f"{field}: level 'process' cannot do that", hint="use level='container'")
+        home = self.home(plan.id)
+        await asyncio.to_thread(_make_home, home)
+        request = CreateRequest(
+            id=plan.id,
+            hostname="sandbox",
+            memory=plan.limits.memory_mib * MIB,
+            pids=plan.limits.pids + 1,
+            cpu_millis=plan.limits.cpu_millis,
+            open_files=plan.limits.open_files,
+            deadline=int(plan.deadline * 1e9),
+            directory=str(home),
+            readable=READABLE,
+        )
+        return request, []
+
+    async def _discard(self, sandbox: SandboxId) -> None:
+        try:
+            await asyncio.to_thread(_remove_home, self.home(sandbox))
+        except OSError as error:
+            raise CleanupFailed(f"sandbox {sandbox}: {error.filename}: {error.strerror}") from error
+
+
+def _make_home(home: Path) -> None:
+    home.mkdir(mode=0o700)
+    for name in ("tmp", "home"):
+        (home / name).mkdir(mode=0o700)
+
+
+def _remove_home(home: Path) -> None:
+    if home.exists():
+        shutil.rmtree(home)

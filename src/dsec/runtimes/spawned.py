@@ -1,0 +1,222 @@
+"""What the two levels that the spawner makes have in common: finding, freezing, figures, talking to init, ending."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dsec.errors import CleanupFailed, DsecError, NotFound, RuntimeUnavailable, Unsupported
+from dsec.model.ids import SandboxId
+from dsec.model.sandbox import Flag, Metrics
+from dsec.ports.guest import Guest
+from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
+from dsec.runtimes import guest
+from dsec.runtimes.cgroups import Counters, Figures, Hierarchy
+from dsec.runtimes.spawner import Spawner, SpawnerConfig
+from dsec.wire.spawn import Created, CreateRequest, EndedEvent
+
+_FREEZE_SECONDS: Final = 10.0
+_BACKLOG: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A sandbox that runs: where its figures are."""
+
+    pid: int
+    slot: int
+    base: Counters
+
+
+def _known(created: Created) -> _Known:
+    return _Known(created.pid, created.slot, Counters(created.oom_base, created.cpu_base))
+
+
+class Sockets:
+    """Where the inits listen: one socket file each, in a directory that only the engine's user enters."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def path(self, sandbox: SandboxId) -> str:
+        """Through the descriptor: a socket's path may only have 107 bytes."""
+        return f"/proc/self/fd/{self._fd}/{sandbox}"
+
+    def listen(self, sandbox: SandboxId) -> socket.socket:
+        """A new listener.  Raises: OSError: it exists."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(self.path(sandbox))
+            sock.listen(_BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def remove(self, sandbox: SandboxId) -> None:
+        """Absent is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(sandbox, dir_fd=self._fd)
+
+    def close(self) -> None:
+        """Release the directory."""
+        os.close(self._fd)
+
+
+class SpawnedRuntime(Runtime):
+    """A level that the spawner makes. Subclasses say what a sandbox of theirs is made of.
+
+    Args:
+        config: of the spawner.
+        on_ended: told when a sandbox ended unasked.
+        disk_used: bytes in the writable layer of a sandbox, or -1.
+    """
+
+    def __init__(
+        self,
+        config: SpawnerConfig,
+        hierarchies: tuple[Hierarchy, ...],
+        on_ended: OnEnded,
+        disk_used: Callable[[SandboxId], Awaitable[int]],
+    ) -> None:
+        config.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._durable = config.durable
+        self._spawner = Spawner(config, self._ended, self._attach_trees)
+        self._sockets = Sockets(config.directory / "init")
+        self._figures = Figures(hierarchies)
+        self._can_freeze = any(h.v2 or "freezer" in h.controllers for h in hierarchies)
+        self._on_ended = on_ended
+        self._disk_used = disk_used
+        self._all: dict[SandboxId, _Known] = {}
+
+    @abstractmethod
+    async def _attach_trees(self, spawner: Spawner) -> None:
+        """After each connection to a spawner: give it what sandboxes are made from."""
+
+    @abstractmethod
+    async def _request(self, plan: Plan) -> tuple[CreateRequest, list[int]]:
+        """Make what the sandbox needs; the request and descriptors to go with it (closed by the caller)."""
+
+    @abstractmethod
+    async def _discard(self, sandbox: SandboxId) -> None:
+        """Take away what ``_request`` made. Absent is no error."""
+
+    async def create(self, plan: Plan) -> Running:
+        """See :class:`Runtime`."""
+        try:
+            created = await self._create(plan)
+        except BaseException:
+            # Not "on failure", but always: a cancelled create may have succeeded behind our back.
+            cleanup = asyncio.ensure_future(self.destroy(plan.id))
+            with contextlib.suppress(DsecError):
+                await asyncio.shield(cleanup)
+            raise
+        self._all[plan.id] = _known(created)
+        return Running(id=plan.id, pid=created.pid, started=0)
+
+    async def _create(self, plan: Plan) -> Created:
+        request, fds = await self._request(plan)
+        try:
+            listener = self._sockets.listen(plan.id)
+            with listener:
+                return await self._spawner.create(request, [listener.fileno(), *fds])
+        except OSError as error:
+            raise RuntimeUnavailable(f"sandbox {plan.id}: {error.strerror}: {error.filename}") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def destroy(self, sandbox: SandboxId) -> None:
+        """See :class:`Runtime`."""
+        try:
+            await self._spawner.destroy(sandbox)
+        except DsecError as error:
+            raise CleanupFailed(f"sandbox {sandbox} could not be ended: {error.message}") from error
+        self._all.pop(sandbox, None)
+        self._sockets.remove(sandbox)
+        await self._discard(sandbox)
+
+    async def list(self) -> tuple[Running, ...]:
+        """See :class:`Runtime`."""
+        found = await self._spawner.list()
+        self._all = {SandboxId(one.id): _known(one.created) for one in found}
+        return tuple(Running(id=SandboxId(one.id), pid=one.created.pid, started=0) for one in found)
+
+    def _at(self, sandbox: SandboxId) -> _Known:
+        known = self._all.get(sandbox)
+        if known is None:
+            raise NotFound(f"sandbox {sandbox} does not run here")
+        return known
+
+    async def freeze(self, sandbox: SandboxId, frozen: bool) -> None:
+        """See :class:`Runtime`."""
+        if not self._can_freeze:
+            raise Unsupported("there is no freezer here", hint="mount cgroup2, or the v1 freezer controller")
+        slot = self._at(sandbox).slot
+        await self._spawner.freeze(sandbox, frozen)
+        if not frozen:
+            return
+        deadline = asyncio.get_running_loop().time() + _FREEZE_SECONDS
+        while not await asyncio.to_thread(self._figures.frozen, slot):
+            if asyncio.get_running_loop().time() > deadline:
+                await self._spawner.freeze(sandbox, False)
+                raise RuntimeUnavailable(
+                    f"sandbox {sandbox} did not freeze within {_FREEZE_SECONDS:.0f} s; it runs on",
+                    hint="a process of it waits in the kernel and cannot be stopped now: retry",
+                )
+            await asyncio.sleep(0.0005)
+
+    async def deadline(self, sandbox: SandboxId, at: float) -> None:
+        """See :class:`Runtime`."""
+        await self._spawner.deadline(sandbox, int(at * 1e9))
+
+    async def connect(self, sandbox: SandboxId) -> Guest:
+        """See :class:`Runtime`."""
+        self._at(sandbox)
+        return await guest.connect(self._sockets.path(sandbox))
+
+    async def metrics(self, sandbox: SandboxId) -> Metrics:
+        """See :class:`Runtime`."""
+        known = self._at(sandbox)
+        disk = await self._disk_used(sandbox)
+        return await asyncio.to_thread(self._figures.read, known.slot, known.base, disk)
+
+    def _ended(self, event: EndedEvent) -> None:
+        sandbox = SandboxId(event.id)
+        known = self._all.get(sandbox)
+        oom = known is not None and event.oom_kills > known.base.oom_kills
+        self._on_ended(Ended(id=sandbox, reason=_words(event, oom), oom=oom))
+
+    async def start(self) -> None:
+        """Start or find the spawner now instead of at the first create.  Raises: RuntimeUnavailable."""
+        await self._spawner.ready()
+
+    async def close(self) -> None:
+        """A private runtime ends everything it made; a durable one leaves it running."""
+        await self._spawner.close(end=not self._durable)
+        self._sockets.close()
+
+
+def _words(event: EndedEvent, oom: bool) -> str:
+    if event.expired:
+        return "its time to live passed"
+    if oom:
+        return "its init was killed for memory"
+    if event.status < 0:
+        return "its init ended while nobody watched"
+    if os.WIFSIGNALED(event.status):
+        return f"its init was killed by signal {os.WTERMSIG(event.status)}"
+    return f"its init ended with exit code {os.WEXITSTATUS(event.status)}"
+
+
+def base_flags(hierarchy_flags: frozenset[Flag]) -> frozenset[Flag]:
+    """Flags that every level made by the spawner has."""
+    return hierarchy_flags | {Flag.PTY}

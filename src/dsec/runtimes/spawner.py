@@ -1,0 +1,363 @@
+"""The engine's side of the spawner: starting it, finding it again, asking it.
+
+The spawner outlives a durable engine; a private one ends everything when the pipe that its engine holds closes.
+A spawner that died is started again, and adopts what still runs.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dsec.errors import Busy, Conflict, NotFound, RuntimeUnavailable
+from dsec.model.sandbox import Level
+from dsec.wire import spawn
+from dsec.wire.spawn import Answer, Created, CreateRequest, EndedEvent, Listed, Op
+
+_SAFE_FD: Final = 64
+_ANSWER_SECONDS: Final = 60.0
+_START_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnerConfig:
+    """How to start one.
+
+    Attributes:
+        directory: of its socket and log; private to the engine (0700).
+        programs: the directory of the built programs ``spawner`` and ``init``.
+        cgroups: arguments for ``--cgroup``. uids: directory of the machine-wide locks of id blocks, or None.
+    """
+
+    level: Level
+    directory: Path
+    programs: Path
+    durable: bool
+    cgroups: Sequence[str] = ()
+    uids: Path | None = None
+
+    def arguments(self) -> list[str]:
+        """Its command line."""
+        found = [str(self.programs / "spawner"), "--level", self.level.value, "--state", str(self.directory)]
+        found += ["--init", str(self.programs / "init")]
+        found += ["--durable"] if self.durable else []
+        found += ["--uids", str(self.uids)] if self.uids else []
+        for group in self.cgroups:
+            found += ["--cgroup", group]
+        return found
+
+
+def _high(fd: int) -> int:
+    """A duplicate above those that the new process gets, so that none is overwritten on the way."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _SAFE_FD)
+
+
+class _Link:
+    """One connection: requests out, answers and events in."""
+
+    def __init__(self, sock: socket.socket, on_ended: Callable[[EndedEvent], None]) -> None:
+        self._sock = sock
+        self._on_ended = on_ended
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._seq = 0
+        self.alive = True
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        for _ in range(64):
+            try:
+                message = self._sock.recv(spawn.MAX_MESSAGE)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = b""
+            if not message:
+                return self.close()
+            answer = spawn.decode(message)
+            if answer.seq:
+                future = self._waiting.pop(answer.seq, None)
+                if future is not None and not future.done():
+                    future.set_result(answer)
+            elif answer.errno == 0:
+                self._on_ended(spawn.decode_ended(answer.body))
+
+    def close(self) -> None:
+        """Drop it; whoever waits learns that the spawner is gone."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(
+                    RuntimeUnavailable("the spawner ended", hint="it is started again: retry")
+                )
+        self._waiting.clear()
+
+    async def ask(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> Answer:
+        """Raises: RuntimeUnavailable: it ended, or does not answer."""
+        if not self.alive:
+            raise RuntimeUnavailable("the spawner ended", hint="it is started again: retry")
+        self._seq = self._seq % 0xFFFF_FFFF + 1
+        seq = self._seq
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiting[seq] = future
+        try:
+            await self._send(spawn.encode(op, seq, body), fds)
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await future
+        except TimeoutError:
+            raise RuntimeUnavailable(
+                f"the spawner did not answer {op.name} within {_ANSWER_SECONDS:.0f} s",
+                hint="see its log; `dsec doctor` tells what is missing",
+            ) from None
+        finally:
+            self._waiting.pop(seq, None)
+
+    async def _send(self, message: bytes, fds: Sequence[int]) -> None:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        while True:
+            try:
+                self._sock.sendmsg([message], ancillary)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(0.001)  # its queue is full: it is working through it
+            except OSError as error:
+                self.close()
+                raise RuntimeUnavailable(f"the spawner cannot be reached: {error.strerror}") from error
+
+
+class Spawner:
+    """One spawner process of one level, started when first needed and again when it died.
+
+    Args:
+        on_ended: a sandbox ended unasked.
+        on_start: run after each (re)connection, before anything else is asked: attaches trees.
+    """
+
+    def __init__(
+        self,
+        config: SpawnerConfig,
+        on_ended: Callable[[EndedEvent], None],
+        on_start: Callable[[Spawner], Awaitable[None]],
+    ) -> None:
+        self._config = config
+        self._on_ended = on_ended
+        self._on_start = on_start
+        self._link: _Link | None = None
+        self._lock = asyncio.Lock()
+        self._lifeline = -1
+        self._child = 0
+        self.pid = 0
+        self.oom_adj = 0
+
+    async def ready(self) -> _Link:
+        """A live connection.  Raises: RuntimeUnavailable: it cannot be started; its log says why."""
+        if self._link is not None and self._link.alive:
+            return self._link
+        async with self._lock:
+            if self._link is not None and self._link.alive:
+                return self._link
+            sock = await asyncio.to_thread(self._find_or_start)
+            link = _Link(sock, self._on_ended)
+            try:
+                answer = await link.ask(Op.HELLO, spawn.hello())
+                if answer.errno:
+                    raise RuntimeUnavailable(f"the spawner refused us: {answer.step}")
+                self.pid, self.oom_adj = spawn.decode_hello(answer.body)
+                self._link = link
+                await self._on_start(self)
+            except BaseException as error:
+                self._link = None
+                link.close()
+                if isinstance(error, RuntimeUnavailable):
+                    raise RuntimeUnavailable(
+                        f"the spawner of level {self._config.level} does not start: {self._log_tail()}",
+                        hint="`dsec doctor` tells which layer of isolation is missing",
+                    ) from error
+                raise
+            return link
+
+    def _log_tail(self) -> str:
+        try:
+            text = (self._config.directory / "spawner.log").read_text(errors="replace")
+        except OSError:
+            return "it left no log"
+        return text.strip().splitlines()[-1] if text.strip() else "it ended without a word"
+
+    def _find_or_start(self) -> socket.socket:
+        directory = os.open(self._config.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # A path through the descriptor: a socket's path may only have 107 bytes.
+        path = f"/proc/self/fd/{directory}/spawner.sock"
+        try:
+            sock = _connect(path)
+            if sock is None:
+                self._start(path)
+                sock = _connect(path)
+            if sock is None:
+                raise RuntimeUnavailable("the spawner does not listen")
+            return sock
+        finally:
+            os.close(directory)
+
+    def _start(self, path: str) -> None:
+        self._reap()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            listener.bind(path)
+            os.chmod(path, 0o600)
+            listener.listen(8)
+            log_path = self._config.directory / "spawner.log"
+            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, log)
+            if self._lifeline >= 0:
+                os.close(self._lifeline)
+            theirs, self._lifeline = os.pipe()
+            stack.callback(os.close, theirs)
+            sources = {3: _high(listener.fileno()), 4: _high(theirs), 2: _high(log)}
+            for fd in sources.values():
+                stack.callback(os.close, fd)
+            actions: list[tuple[int, int, int]] = [
+                (os.POSIX_SPAWN_DUP2, fd, target) for target, fd in sources.items()
+            ]
+            argv = self._config.arguments()
+            try:
+                self._child = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
+            except OSError as error:
+                raise RuntimeUnavailable(
+                    f"{argv[0]} cannot be run: {error.strerror}", hint="reinstall the package: it builds it"
+                ) from error
+
+    def _reap(self) -> None:
+        if self._child:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._child, os.WNOHANG)
+
+    async def _ask(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> Answer:
+        link = await self.ready()
+        return await link.ask(op, body, fds)
+
+    async def tree(self, name: str, fd: int) -> None:
+        """Attach a detached mount under this name; one that is attached already is no error.
+
+        Raises: RuntimeUnavailable.
+        """
+        link = self._link
+        if link is None:
+            raise RuntimeUnavailable("the spawner is not connected")
+        answer = await link.ask(Op.TREE, spawn.tree(name), [fd])
+        if answer.errno not in (0, errno.EEXIST):
+            raise RuntimeUnavailable(f"tree {name!r}: {os.strerror(answer.errno)} ({answer.step})")
+
+    async def create(self, request: CreateRequest, fds: Sequence[int]) -> Created:
+        """Raises: Conflict, Busy, RuntimeUnavailable: with the step of the set-up that failed."""
+        answer = await self._ask(Op.CREATE, request.encode(), fds)
+        if not answer.errno:
+            return spawn.decode_created(answer.body)
+        words = f"sandbox {request.id}: set-up failed at {answer.step!r}: {os.strerror(answer.errno)}"
+        facts = {"step": answer.step, "errno": answer.errno}
+        if answer.errno == errno.EEXIST:
+            raise Conflict(words, **facts)
+        if answer.errno in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC):
+            raise Busy(
+                words, hint="the machine holds all the processes or sandboxes it can: retry later", **facts
+            )
+        if answer.errno == errno.ECANCELED:
+            raise RuntimeUnavailable(f"sandbox {request.id} was destroyed while it was made", **facts)
+        raise RuntimeUnavailable(
+            words, hint="`dsec doctor` tells which layer of isolation is missing", **facts
+        )
+
+    async def destroy(self, sandbox: str) -> None:
+        """Returns when every process of it is dead.  Raises: Busy, RuntimeUnavailable."""
+        answer = await self._ask(Op.DESTROY, spawn.of_id(sandbox))
+        if answer.errno:
+            raise Busy(f"sandbox {sandbox}: {answer.step}: {os.strerror(answer.errno)}")
+
+    async def freeze(self, sandbox: str, frozen: bool) -> None:
+        """Raises: NotFound, RuntimeUnavailable."""
+        self._check(sandbox, await self._ask(Op.FREEZE, spawn.of_id(sandbox, int(frozen))))
+
+    async def deadline(self, sandbox: str, at_ns: int) -> None:
+        """Raises: NotFound, RuntimeUnavailable."""
+        self._check(sandbox, await self._ask(Op.DEADLINE, spawn.of_id(sandbox, at_ns)))
+
+    @staticmethod
+    def _check(sandbox: str, answer: Answer) -> None:
+        if answer.errno == errno.ENOENT:
+            raise NotFound(f"sandbox {sandbox} does not run")
+        if answer.errno:
+            raise RuntimeUnavailable(f"sandbox {sandbox}: {answer.step}: {os.strerror(answer.errno)}")
+
+    async def list(self) -> tuple[Listed, ...]:
+        """What runs.  Raises: RuntimeUnavailable."""
+        found: list[Listed] = []
+        number = 0
+        while True:
+            answer = await self._ask(Op.LIST, spawn.bucket(number))
+            if answer.errno:
+                raise RuntimeUnavailable(f"list: {answer.step}")
+            number, some = spawn.decode_list(answer.body)
+            found.extend(some)
+            if not number:
+                return tuple(found)
+
+    async def close(self, *, end: bool) -> None:
+        """Leave it (``end=False``: its sandboxes live on), or end it and everything it holds."""
+        async with self._lock:
+            link, self._link = self._link, None
+            if link is not None and link.alive and end:
+                with contextlib.suppress(RuntimeUnavailable):
+                    await link.ask(Op.SHUTDOWN)
+            if link is not None:
+                link.close()
+            if self._lifeline >= 0:
+                os.close(self._lifeline)
+                self._lifeline = -1
+            if self._child and end:
+                await asyncio.to_thread(_wait_for, self._child)
+                self._child = 0
+
+
+def _wait_for(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def _connect(path: str) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def end_process(pid: int) -> None:
+    """SIGKILL by pidfd; a process that is gone is no error."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    os.close(fd)
