@@ -173,6 +173,8 @@ static void parse(char **argv) {
             sv.private_uid = true;
         else if (strcmp(*a, "--scope-signals") == 0)
             sv.scope_signals = true;
+        else if (strcmp(*a, "--id") == 0 && a[1])
+            a++; /* for whoever reads our command line: the spawner finds its sandboxes again by it */
         else if (strcmp(*a, "--oom") == 0 && a[1])
             sv.oom = parse_oom(*++a);
         else
