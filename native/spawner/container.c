@@ -129,10 +129,10 @@ static int mapped(const struct child *c, int dir, const char *path, uint64_t set
 static int map_layers(struct child *c) {
     char path[160];
     for (unsigned i = 0; i < c->p->n_layers; i++) {
-        snprintf(path, sizeof path, "/t/l/%.*s", (int)c->p->layers[i].n, (const char *)c->p->layers[i].p);
+        snprintf(path, sizeof path, "/l/%.*s", (int)c->p->layers[i].n, (const char *)c->p->layers[i].p);
         if ((c->layers[i] = mapped(c, AT_FDCWD, path, MOUNT_ATTR_RDONLY)) < 0) return -1;
     }
-    snprintf(path, sizeof path, "/t/l/rw/%.*s", (int)c->p->writable.n, (const char *)c->p->writable.p);
+    snprintf(path, sizeof path, "/l/rw/%.*s", (int)c->p->writable.n, (const char *)c->p->writable.p);
     return (c->writable = mapped(c, AT_FDCWD, path, 0)) < 0 ? -1 : 0;
 }
 
@@ -234,7 +234,7 @@ static int put_devices(struct child *c) {
     close(shm);
     shm = open_tree(c->root, "dev/shm", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     if (shm < 0) return -1;
-    int dev = mapped(c, AT_FDCWD, "/t/dev", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    int dev = mapped(c, AT_FDCWD, "/dev", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
     if (dev < 0 || put(c, dev, "/dev")) return -1;
     int pts = make_mount("devpts", pts_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
     return put(c, pts, "/dev/pts") || put(c, shm, "/dev/shm") ? -1 : 0;
@@ -252,7 +252,7 @@ static int mask_proc(struct child *c) {
         int target = openat(c->proc, names[i], O_PATH | O_NOFOLLOW | O_CLOEXEC);
         if (target < 0) continue;
         if (fstat(target, &st)) return -1;
-        const char *with = S_ISDIR(st.st_mode) ? "/t/empty" : "/t/dev/null";
+        const char *with = S_ISDIR(st.st_mode) ? "/empty" : "/dev/null";
         int cover = open_tree(AT_FDCWD, with, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
         if (cover < 0 || put_at(cover, target)) return -1;
         close(cover);
@@ -277,16 +277,13 @@ static int read_only_root(struct child *c) {
     return 0;
 }
 
-/* The old tree goes away with one umount, the new root covers what is left of it (an empty, unwritable directory). */
-static int enter_root(struct child *c) {
-    if (umount2("/t", MNT_DETACH)) return -1;
-    return fchdir(c->root) || chroot(".") || chdir("/") ? -1 : 0;
-}
-
+/* From here on there are no other mounts than our own: a copy of the blank namespace, covered by the overlay. */
 static int cover_root(struct child *c) {
-    /* Attaches the overlay over "/" of this mount namespace; paths keep resolving below the old root until chroot. */
+    if (setns(c->s->blank, CLONE_NEWNS) || unshare(CLONE_NEWNS)) return -1;
     return move_mount(c->root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH);
 }
+
+static int enter_root(struct child *c) { return fchdir(c->root) || chroot(".") || chdir("/") ? -1 : 0; }
 
 static int enter_users(struct child *c) {
     if (setns(c->userns, CLONE_NEWUSER) || setgroups(0, NULL)) return -1;

@@ -131,7 +131,7 @@ static void deadlines(struct spawner *s) {
 
 static pid_t clone_child(const struct spawner *s, uint32_t slot) {
     struct clone_args args = {.exit_signal = SIGCHLD};
-    if (s->config.level == LEVEL_CONTAINER) args.flags = CLONE_NEWPID | CLONE_NEWNS;
+    if (s->config.level == LEVEL_CONTAINER) args.flags = CLONE_NEWPID;
     int group = slot_v2_dir(s, slot);
     if (group >= 0) {
         args.flags |= CLONE_INTO_CGROUP;

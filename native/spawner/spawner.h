@@ -112,6 +112,7 @@ struct spawner {
     struct config config;
     int listener, lifeline, owner, epoll, timer, signals;
     int init_exe, null, proc, uid_locks;
+    int blank; /* mount namespace that every sandbox's is a copy of */
     bool root, stopping;
     uint32_t stop_seq;
     struct hierarchy groups[GROUPS_MAX];

@@ -1,6 +1,8 @@
-/* The spawner's own world: an empty file system that holds the trees which sandboxes are made from, and /dev nodes.
+/* The spawner's own world: one small file system with /dev nodes, in two mount namespaces.
  *
- * Everything is below /t, one mount, so that a child gets rid of all of it with one umount. */
+ * In the *blank* one it is all there is, and read-only: every sandbox's mount namespace is a copy of that. In the spawner's
+ * own the trees that sandboxes are made from are mounted below /l; no sandbox ever has those mounts, so none need be removed
+ * (removing mounts waits for every CPU: 0.1 to 0.9 ms a sandbox). */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -23,18 +25,18 @@ static void directory(const char *path, mode_t mode) {
 }
 
 static void make_dev(void) {
-    static const char *const links[][2] = {{"/proc/self/fd", "/t/dev/fd"},       {"/proc/self/fd/0", "/t/dev/stdin"},
-                                           {"/proc/self/fd/1", "/t/dev/stdout"}, {"/proc/self/fd/2", "/t/dev/stderr"},
-                                           {"pts/ptmx", "/t/dev/ptmx"}};
-    directory("/t/dev", 0755);
-    node("/t/dev/null", 3, 1);
-    node("/t/dev/zero", 5, 1);
-    node("/t/dev/full", 7, 1);
-    node("/t/dev/random", 8, 1);
-    node("/t/dev/urandom", 9, 1);
-    node("/t/dev/tty", 0, 5);
-    directory("/t/dev/pts", 0755);
-    directory("/t/dev/shm", 01777);
+    static const char *const links[][2] = {{"/proc/self/fd", "/dev/fd"},       {"/proc/self/fd/0", "/dev/stdin"},
+                                           {"/proc/self/fd/1", "/dev/stdout"}, {"/proc/self/fd/2", "/dev/stderr"},
+                                           {"pts/ptmx", "/dev/ptmx"}};
+    directory("/dev", 0755);
+    node("/dev/null", 3, 1);
+    node("/dev/zero", 5, 1);
+    node("/dev/full", 7, 1);
+    node("/dev/random", 8, 1);
+    node("/dev/urandom", 9, 1);
+    node("/dev/tty", 0, 5);
+    directory("/dev/pts", 0755);
+    directory("/dev/shm", 01777);
     for (size_t i = 0; i < sizeof links / sizeof *links; i++)
         if (symlink(links[i][0], links[i][1])) die(links[i][1]);
 }
@@ -45,16 +47,20 @@ void world_enter(struct spawner *s) {
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) die("make / private");
     if (mount("dsec", at, "tmpfs", MS_NOSUID | MS_NOEXEC, "size=1m,nr_inodes=16k,mode=755")) die("mount root");
     if (chdir(at) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) die("enter root");
-    directory("/t", 0755);
-    if (mount("/t", "/t", NULL, MS_BIND, NULL)) die("bind /t");
-    directory("/t/l", 0755);
-    directory("/t/empty", 0555);
+    directory("/l", 0755);
+    directory("/empty", 0555);
     make_dev();
+    struct mount_attr fixed = {.attr_set = MOUNT_ATTR_RDONLY};
+    if (mount_setattr(AT_FDCWD, "/", 0, &fixed, sizeof fixed)) die("make root read-only");
+    s->blank = openat(s->proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
+    if (s->blank < 0 || unshare(CLONE_NEWNS)) die("second mount namespace");
+    struct mount_attr open_ = {.attr_clr = MOUNT_ATTR_RDONLY};
+    if (mount_setattr(AT_FDCWD, "/", 0, &open_, sizeof open_)) die("make own root writable");
 }
 
 int world_attach(const char *name, int fd) {
     char path[160];
-    snprintf(path, sizeof path, "/t/l/%s", name);
+    snprintf(path, sizeof path, "/l/%s", name);
     if (mkdir(path, 0755)) return errno;
     if (!move_mount(fd, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH)) return 0;
     int err = errno;

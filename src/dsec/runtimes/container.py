@@ -111,7 +111,7 @@ class ContainerRuntime(SpawnedRuntime):
         layer = await self._layer(await self._images.get(plan.image))
         volumes = await asyncio.to_thread(self._open_volumes, plan.volumes) if plan.volumes else []
         try:
-            await self._layers.create(plan.id, plan.limits.disk_mib)
+            writable = await self._layers.create(plan.id, plan.limits.disk_mib)
         except BaseException:
             for fd in volumes:
                 os.close(fd)
@@ -124,7 +124,7 @@ class ContainerRuntime(SpawnedRuntime):
             cpu_millis=plan.limits.cpu_millis,
             open_files=plan.limits.open_files,
             deadline=int(plan.deadline * 1e9),
-            writable=plan.id,
+            writable=str(writable),
             read_only=plan.read_only,
             layers=(layer,),
             volumes=tuple((volume.target, volume.read_only) for volume in plan.volumes),
