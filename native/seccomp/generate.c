@@ -2,7 +2,7 @@
  * Turns the policies beside this file into native/spawner/seccomp_tables.h. Run through scripts/seccomp_tables.py.
  *
  *   generate DIR           prints the header for DIR/container.policy and DIR/process.policy
- *   generate --lists DIR   prints `policy decision name` for every name (for tests)
+ *   generate --lists DIR   prints `policy decision name x86-64-number arm64-number` for every name (for tests)
  *
  * A table is two parts. First come the refusals by argument, written by this program; they can only fail a call. Then
  * comes the list of calls as a binary tree, written by libseccomp, which ends the process on any other architecture.
@@ -409,8 +409,13 @@ static void print_header(struct policy *container, struct policy *process) {
 
 static void print_lists(const char *policy_name, const struct policy *policy) {
     static const char *const WORDS[] = {"allow", "deny", "absent"};
-    for (size_t i = 0; i < policy->entry_count; i++)
-        printf("%s %s %s\n", policy_name, WORDS[policy->entries[i].decision], policy->entries[i].name);
+    for (size_t i = 0; i < policy->entry_count; i++) {
+        const struct entry *entry = &policy->entries[i];
+        printf("%s %s %s", policy_name, WORDS[entry->decision], entry->name);
+        for (size_t k = 0; k < sizeof MACHINES / sizeof *MACHINES; k++)
+            printf(" %d", seccomp_syscall_resolve_name_arch(MACHINES[k].token, entry->name));
+        putchar('\n');
+    }
 }
 
 int main(int argc, char **argv) {
