@@ -34,8 +34,8 @@ $(STAMPS)/dev: $(STAMPS)/project
 
 # The editable install put the first build in place; this follows later changes in native/.
 programs: $(STAMPS)/project
-	$(MAKE) --quiet -C native
-	mkdir -p $(NATIVE)
+	@$(MAKE) --quiet -C native
+	@mkdir -p $(NATIVE); \
 	for program in init spawner; do \
 	  cmp --silent native/build/$$program $(NATIVE)/$$program && continue; \
 	  install -m 0755 native/build/$$program $(NATIVE)/.$$program.new; \

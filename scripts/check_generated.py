@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-GENERATORS: tuple[tuple[str, ...], ...] = ()
+GENERATORS: tuple[tuple[str, ...], ...] = (("scripts/seccomp_tables.py",),)
 
 
 def main() -> int:
