@@ -4,8 +4,9 @@
  *   generate DIR           prints the header for DIR/container.policy and DIR/process.policy
  *   generate --lists DIR   prints `policy decision name x86-64-number arm64-number` for every name (for tests)
  *
- * A table is two parts. First come the refusals by argument, written by this program; they can only fail a call. Then
- * comes the list of calls as a binary tree, written by libseccomp, which ends the process on any other architecture.
+ * A table ends the process on any other architecture, then finds the call in a binary tree over *runs* of numbers with
+ * one verdict; at a call that is refused by argument, the refusals are the leaf. libseccomp knows the numbers. It could
+ * write the tree too, but with a leaf for every call: five times as long, and loading is paid for by every sandbox.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -20,14 +21,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <asm/ioctls.h>
 #include <linux/netlink.h>
 
-enum { MAX_NAMES = 1024, MAX_REFUSALS = 64, MAX_CONDITIONS = 3, MAX_VALUES = 16, MAX_CODE = 4096, MAX_JUMP = 255 };
+enum { MAX_NAMES = 1024, MAX_REFUSALS = 64, MAX_CONDITIONS = 3, MAX_VALUES = 16, MAX_CODE = 1024, MAX_JUMP = 255 };
+enum { NUMBERS = 1024, MAX_RUNS = NUMBERS + 2 };
 
 enum decision { ALLOW, DENY, ABSENT };
 enum test { IS, IS_NOT, HAS };
@@ -64,6 +64,23 @@ struct machine {
     const char *macro;
     uint32_t token;
     uint32_t audit;
+    uint32_t foreign; /* numbers from here on belong to another ABI of the same architecture; 0: none do */
+};
+
+/* What a number gets: a return value, or the refusals of a name before SECCOMP_RET_ALLOW. */
+struct verdict {
+    uint32_t value;
+    const char *refusals;
+};
+
+struct run {
+    uint32_t start;
+    struct verdict verdict;
+};
+
+struct runs {
+    struct run at[MAX_RUNS];
+    size_t count;
 };
 
 struct code {
@@ -72,8 +89,8 @@ struct code {
 };
 
 static const struct machine MACHINES[] = {
-    {"__x86_64__", SCMP_ARCH_X86_64, AUDIT_ARCH_X86_64},
-    {"__aarch64__", SCMP_ARCH_AARCH64, AUDIT_ARCH_AARCH64},
+    {"__x86_64__", SCMP_ARCH_X86_64, AUDIT_ARCH_X86_64, 0x40000000 /* x32 */},
+    {"__aarch64__", SCMP_ARCH_AARCH64, AUDIT_ARCH_AARCH64, 0},
 };
 
 /* The same number on both architectures, each of them. */
@@ -300,92 +317,77 @@ static void write_refusal(struct code *code, const struct refusal *refusal) {
     }
 }
 
-static int first_of_its_name(const struct policy *policy, size_t index) {
-    for (size_t i = 0; i < index; i++)
-        if (!strcmp(policy->refusals[i].name, policy->refusals[index].name)) return 0;
-    return 1;
+static void write_leaf(struct code *code, const struct policy *policy, struct verdict verdict) {
+    for (size_t i = 0; verdict.refusals && i < policy->refusal_count; i++)
+        if (!strcmp(policy->refusals[i].name, verdict.refusals)) write_refusal(code, &policy->refusals[i]);
+    emit(code, BPF_RET | BPF_K, verdict.value);
 }
 
-/* All refusals of one call. The accumulator holds the call's number before, and after when it is another call. */
-static void write_call(struct code *code, const struct policy *policy, const char *name, int number, struct code *ends) {
-    size_t test = emit(code, BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number);
+/* The accumulator holds the number of the call. Runs from `first` to before `end`. */
+static void write_tree(struct code *code, const struct policy *policy, const struct runs *runs, size_t first, size_t end) {
+    if (end - first == 1) {
+        write_leaf(code, policy, runs->at[first].verdict);
+        return;
+    }
+    size_t middle = first + (end - first) / 2;
+    size_t test = emit(code, BPF_JMP | BPF_JGE | BPF_K, runs->at[middle].start);
+    write_tree(code, policy, runs, first, middle);
+    code->at[test].jt = distance(test, code->len);
+    write_tree(code, policy, runs, middle, end);
+}
+
+static int is_refused(const struct policy *policy, const char *name) {
     for (size_t i = 0; i < policy->refusal_count; i++)
-        if (!strcmp(policy->refusals[i].name, name)) write_refusal(code, &policy->refusals[i]);
-    size_t end = emit(code, BPF_JMP | BPF_JA, 0);
-    emit(ends, 0, (uint32_t)end);
-    code->at[test].jf = distance(test, code->len);
+        if (!strcmp(policy->refusals[i].name, name)) return 1;
+    return 0;
 }
 
-static void write_refusals(struct code *code, struct policy *policy, const struct machine *machine) {
-    struct code *ends = calloc(1, sizeof *ends); /* unconditional jumps to what follows the refusals */
-    if (!ends) die("no memory");
+static struct verdict verdict_of(const struct policy *policy, const struct entry *entry) {
+    if (entry->decision == DENY) return (struct verdict){SECCOMP_RET_ERRNO | EPERM, NULL};
+    if (entry->decision == ABSENT) return (struct verdict){SECCOMP_RET_ERRNO | ENOSYS, NULL};
+    return (struct verdict){SECCOMP_RET_ALLOW, is_refused(policy, entry->name) ? entry->name : NULL};
+}
+
+static void add_run(struct runs *runs, uint32_t start, struct verdict verdict) {
+    const struct verdict *last = runs->count ? &runs->at[runs->count - 1].verdict : NULL;
+    if (last && last->value == verdict.value && !last->refusals && !verdict.refusals) return;
+    if (runs->count == MAX_RUNS) die("too many runs");
+    runs->at[runs->count++] = (struct run){start, verdict};
+}
+
+static void find_runs(struct runs *runs, const struct policy *policy, const struct machine *machine) {
+    const struct verdict absent = {SECCOMP_RET_ERRNO | ENOSYS, NULL};
+    static struct verdict verdicts[NUMBERS];
+    for (size_t i = 0; i < NUMBERS; i++) verdicts[i] = absent;
+    for (size_t i = 0; i < policy->entry_count; i++) {
+        int number = seccomp_syscall_resolve_name_arch(machine->token, policy->entries[i].name);
+        if (number >= NUMBERS) die("'%s' has too high a number", policy->entries[i].name);
+        if (number >= 0) verdicts[number] = verdict_of(policy, &policy->entries[i]);
+    }
+    for (uint32_t i = 0; i < NUMBERS; i++) add_run(runs, i, verdicts[i]);
+    if (!machine->foreign) return;
+    add_run(runs, machine->foreign, (struct verdict){SECCOMP_RET_KILL_PROCESS, NULL});
+    add_run(runs, UINT32_MAX, absent); /* -1: a tracer cancelled the call */
+}
+
+static void write_table(struct code *code, const struct policy *policy, const struct machine *machine) {
+    struct runs *runs = calloc(1, sizeof *runs);
+    if (!runs) die("no memory");
+    find_runs(runs, policy, machine);
     emit(code, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
     code->at[emit(code, BPF_JMP | BPF_JEQ | BPF_K, machine->audit)].jt = 1;
-    emit(ends, 0, (uint32_t)emit(code, BPF_JMP | BPF_JA, 0));
+    emit(code, BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
     emit(code, BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    for (size_t i = 0; i < policy->refusal_count; i++) {
-        const char *name = policy->refusals[i].name;
-        int number = seccomp_syscall_resolve_name_arch(machine->token, name);
-        /* The base may refuse part of what a later policy denies altogether. */
-        if (number < 0 || find(policy, name)->decision != ALLOW || !first_of_its_name(policy, i)) continue;
-        write_call(code, policy, name, number, ends);
-    }
-    for (size_t i = 0; i < ends->len; i++) {
-        size_t at = ends->at[i].k;
-        code->at[at].k = (uint32_t)(code->len - at - 1);
-    }
-    free(ends);
-}
-
-static void must(int result, const char *what) {
-    if (result < 0) die("%s: %s", what, strerror(-result));
-}
-
-static void add_rules(scmp_filter_ctx filter, const struct policy *policy) {
-    for (size_t i = 0; i < policy->entry_count; i++) {
-        const struct entry *entry = &policy->entries[i];
-        if (entry->decision == ABSENT) continue; /* the default */
-        uint32_t action = entry->decision == ALLOW ? SCMP_ACT_ALLOW : SCMP_ACT_ERRNO(EPERM);
-        must(seccomp_rule_add(filter, action, seccomp_syscall_resolve_name(entry->name), 0), entry->name);
-    }
-}
-
-static void append_exported(struct code *code, scmp_filter_ctx filter) {
-    int fd = memfd_create("filter", MFD_CLOEXEC);
-    if (fd < 0) die("memfd_create: %s", strerror(errno));
-    must(seccomp_export_bpf(filter, fd), "seccomp_export_bpf");
-    if (lseek(fd, 0, SEEK_SET)) die("lseek: %s", strerror(errno));
-    for (;;) {
-        struct sock_filter one;
-        ssize_t got = read(fd, &one, sizeof one);
-        if (!got) break;
-        if (got != sizeof one) die("a short instruction");
-        code->at[emit(code, one.code, one.k)] = one;
-    }
-    close(fd);
-}
-
-static void write_list(struct code *code, const struct policy *policy, const struct machine *machine) {
-    scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ERRNO(ENOSYS));
-    if (!filter) die("seccomp_init");
-    if (seccomp_arch_native() != machine->token) {
-        must(seccomp_arch_add(filter, machine->token), "seccomp_arch_add");
-        must(seccomp_arch_remove(filter, seccomp_arch_native()), "seccomp_arch_remove");
-    }
-    must(seccomp_attr_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS), "bad architecture");
-    must(seccomp_attr_set(filter, SCMP_FLTATR_CTL_OPTIMIZE, 2), "binary tree");
-    add_rules(filter, policy);
-    append_exported(code, filter);
-    seccomp_release(filter);
+    write_tree(code, policy, runs, 0, runs->count);
+    free(runs);
 }
 
 /* --- output */
 
-static void print_table(const char *name, struct policy *policy, const struct machine *machine) {
+static void print_table(const char *name, const struct policy *policy, const struct machine *machine) {
     struct code *code = calloc(1, sizeof *code);
     if (!code) die("no memory");
-    write_refusals(code, policy, machine);
-    write_list(code, policy, machine);
+    write_table(code, policy, machine);
     printf("\nenum { %s_LEN = %zu };\nstatic const struct sock_filter %s[%s_LEN] = {\n", name, code->len, name, name);
     for (size_t i = 0; i < code->len; i++) {
         const struct sock_filter *one = &code->at[i];
@@ -396,7 +398,7 @@ static void print_table(const char *name, struct policy *policy, const struct ma
     free(code);
 }
 
-static void print_header(struct policy *container, struct policy *process) {
+static void print_header(const struct policy *container, const struct policy *process) {
     printf("/* Generated from native/seccomp by scripts/seccomp_tables.py; do not edit. */\n"
            "#ifndef DSEC_SECCOMP_TABLES_H\n#define DSEC_SECCOMP_TABLES_H\n\n#include <linux/filter.h>\n");
     for (size_t i = 0; i < sizeof MACHINES / sizeof *MACHINES; i++) {
