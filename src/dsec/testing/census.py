@@ -44,7 +44,6 @@ class _Process:
     pid: int
     parent: int
     started: int
-    state: str
     name: str
     exe: str
 
@@ -109,7 +108,16 @@ def _processes() -> Iterator[_Process]:
             continue  # it ended meanwhile
         name, _, rest = stat.partition("(")[2].rpartition(")")
         words = rest.split()
-        yield _Process(int(entry.name), int(words[1]), int(words[19]), words[0], name, _link(entry / "exe"))
+        exe = _link(entry / "exe") or _first_argument(entry)
+        yield _Process(int(entry.name), int(words[1]), int(words[19]), name, exe)
+
+
+def _first_argument(process: Path) -> str:
+    """Says what another user's process runs, whose executable may not be asked for; "" for kernel threads and zombies."""
+    try:
+        return (process / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _ours(table: dict[int, _Process], root: Path | None) -> set[int]:
