@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from dsec.errors import BadRequest, TooLarge
+from dsec.model.checks import check_path, check_seconds, check_text
 from dsec.model.ids import ExecId
+
+MAX_ARGUMENTS = 4096
+MAX_ARGUMENT_BYTES = 196_608
 
 
 class Stream(StrEnum):
@@ -57,6 +62,65 @@ class Command:
     timeout: float = 0.0
     keep: int = 65536
     open_files: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecRequest:
+    """One command as a caller asked for it, checked when made.
+
+    Attributes:
+        argv: program and arguments, without NUL.
+        env: added to the sandbox's own variables.
+        cwd: "" = the sandbox's working directory; a relative one is below that.
+        user: "" = the level's ordinary user; "root" or "user" where the level has users.
+        timeout: seconds until the whole process tree is ended, 0 = none.
+        stdin: all of standard input, or None. stdin_open: more of it comes later, piece by piece.
+        scratch: in a throw-away copy of the sandbox.
+    """
+
+    argv: tuple[bytes, ...]
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    cwd: str = ""
+    user: str = ""
+    timeout: float = 0.0
+    stdin: bytes | None = None
+    stdin_open: bool = False
+    pty: PtySize | None = None
+    scratch: bool = False
+
+    def __post_init__(self) -> None:
+        _check_argv(self.argv)
+        size = sum(map(len, self.argv)) + _check_env(self.env)
+        if size > MAX_ARGUMENT_BYTES:
+            raise TooLarge(
+                f"argv and env: {size} bytes are more than {MAX_ARGUMENT_BYTES}",
+                hint="send large data as stdin or a file",
+            )
+        check_seconds("timeout", self.timeout)
+        check_path("cwd", self.cwd or ".")
+
+
+def _check_argv(argv: tuple[bytes, ...]) -> None:
+    if not argv or not argv[0]:
+        raise BadRequest("argv: it is empty", hint="give a program and its arguments")
+    if len(argv) > MAX_ARGUMENTS:
+        raise TooLarge(f"argv: {len(argv)} arguments are more than {MAX_ARGUMENTS}")
+    for place, argument in enumerate(argv):
+        if b"\0" in argument:
+            raise BadRequest(f"argv[{place}]: it holds a NUL byte")
+
+
+def _check_env(env: Mapping[str, str]) -> int:
+    """Check names and values; their size in bytes."""
+    if len(env) > MAX_ARGUMENTS:
+        raise TooLarge(f"env: {len(env)} variables are more than {MAX_ARGUMENTS}")
+    size = 0
+    for name, value in env.items():
+        check_text(f"env: {name!r}", name, value)
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise BadRequest(f"env: {name!r} is not a name without '=' and NUL with a value without NUL")
+        size += len(name) + len(value) + 1
+    return size
 
 
 class Cause(StrEnum):

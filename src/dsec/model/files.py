@@ -179,3 +179,14 @@ class TreePiece:
     entry: Entry | None = None
     content: bytes = b""
     status: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What a tree transfer moved. ``skipped``: paths that were left out (devices, sockets…), at most the first 100."""
+
+    files: int = 0
+    directories: int = 0
+    symlinks: int = 0
+    bytes: int = 0
+    skipped: tuple[str, ...] = ()

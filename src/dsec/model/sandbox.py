@@ -105,7 +105,12 @@ class Volume:
         if not self.source.is_absolute():
             raise BadRequest(f"volume source: {str(self.source)!r} is not an absolute path")
         parts = self.target.split("/")
-        if not self.target.startswith("/") or "\0" in self.target or ".." in parts or self.target.strip("/") == "":
+        if (
+            not self.target.startswith("/")
+            or "\0" in self.target
+            or ".." in parts
+            or self.target.strip("/") == ""
+        ):
             raise BadRequest(f"volume target: {self.target!r} is not an absolute path below / without '..'")
 
 
@@ -126,7 +131,11 @@ class SandboxSpec:
     def __post_init__(self) -> None:
         for name in ("ttl", "idle"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 10 * 365 * 86400:
+            if (
+                not isinstance(value, int | float)
+                or isinstance(value, bool)
+                or not 0 <= value <= 10 * 365 * 86400
+            ):
                 raise BadRequest(f"{name}: {value!r} is not a number of seconds from 0 to ten years")
         for key, value in self.env.items():
             if not key or "=" in key or "\0" in key or "\0" in value:
@@ -135,7 +144,11 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxInfo:
-    """What is known of a sandbox. Times are seconds since the epoch; 0 = not yet, or never."""
+    """What is known of a sandbox. Times are seconds since the epoch; 0 = not yet, or never.
+
+    ``created_boot`` is the same moment as ``created_at`` in CLOCK_BOOTTIME seconds of the boot ``boot_id``. ``expires_at``
+    is on the wall clock as it stood at ``created_at``: a step of that clock moves no deadline.
+    """
 
     id: SandboxId
     state: State
@@ -147,6 +160,8 @@ class SandboxInfo:
     reason: str = ""
     session_id: str = ""
     workdir: str = ""
+    boot_id: str = ""
+    created_boot: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,3 +182,26 @@ class Metrics:
     disk_bytes: int = -1
     pids: int = -1
     oom_kills: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where and as whom commands of a sandbox run by default. ``home``, ``tmp`` and ``workdir`` are paths inside it."""
+
+    workdir: str = WORKSPACE
+    home: str = USER_HOME
+    tmp: str = "/tmp"
+    user: str = "user"
+    uid: int = USER_UID
+    gid: int = USER_UID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that could not be cleaned up yet, and is tried again. ``since``: seconds since the epoch."""
+
+    sandbox: SandboxId
+    what: str
+    since: float
+    attempts: int
+    error: str

@@ -49,7 +49,12 @@ class GuestExec(ABC):
 
 
 class Guest(ABC):
-    """Commands of one sandbox, over one connection."""
+    """Commands of one sandbox, over one connection.
+
+    ``lost``: the connection is gone, whatever the reason; another must be made.
+    """
+
+    lost: bool = False
 
     @abstractmethod
     async def exec(self, command: Command) -> GuestExec:
@@ -104,11 +109,15 @@ class GuestFiles(ABC):
     """
 
     @abstractmethod
-    def read(self, path: str, *, who: Identity, offset: int = 0, length: int = 2**63 - 1) -> AsyncIterator[bytes]:
+    def read(
+        self, path: str, *, who: Identity, offset: int = 0, length: int = 2**63 - 1
+    ) -> AsyncIterator[bytes]:
         """Content in pieces of at most 256 KiB. Leaving the iterator early cancels it."""
 
     @abstractmethod
-    async def write(self, path: str, content: AsyncIterator[bytes], *, who: Identity, options: WriteOptions) -> Entry:
+    async def write(
+        self, path: str, content: AsyncIterator[bytes], *, who: Identity, options: WriteOptions
+    ) -> Entry:
         """Write all of ``content``; on any failure, or cancellation, an atomic write leaves nothing."""
 
     @abstractmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsec.model.ids import SandboxId
-from dsec.model.sandbox import Flag, Level, Limits, Metrics, Volume
+from dsec.model.sandbox import Flag, Level, Limits, Metrics, Place, Volume
 from dsec.ports.guest import Guest
 
 
@@ -60,6 +60,10 @@ class Runtime(ABC):
 
     level: Level
     flags: frozenset[Flag]
+
+    def place(self, sandbox: SandboxId) -> Place:
+        """Where its commands run and as whom. ``workdir`` depends on nothing but the id; asked before and after ``create``."""
+        return Place()
 
     @abstractmethod
     async def create(self, plan: Plan) -> Running:

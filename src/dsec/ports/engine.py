@@ -1,0 +1,227 @@
+"""What a client needs of an engine, in this process or across a wire.
+
+Every method that takes a sandbox id raises:
+    NotFound: there is no such sandbox (or no more).
+    SandboxFailed: it died; the reason is in the message.
+    Conflict: it is paused, being made or being destroyed, and the act needs one that runs.
+    StorageFull, StoreDamaged: the act could not be recorded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.model.execs import Chunk, ExecInfo, ExecRequest, ExecResult, PtySize
+from dsec.model.files import Change, Entry, FileEvent, Listing, Transfer, WriteOptions
+from dsec.model.ids import ExecId, SandboxId
+from dsec.model.journal import Record
+from dsec.model.sandbox import Metrics, Problem, SandboxInfo, SandboxSpec, State
+
+
+class SandboxService(ABC):
+    """Lifecycle. Work that has begun is finished (or undone) whether or not the caller still waits."""
+
+    @abstractmethod
+    async def create(self, spec: SandboxSpec) -> SandboxInfo:
+        """Make a sandbox, completely or not at all.
+
+        Raises:
+            IsolationUnavailable: this machine or user cannot have that level.
+            Busy: a bound is reached now.
+            RuntimeUnavailable: the isolation machinery failed.
+        """
+
+    @abstractmethod
+    async def get(self, sandbox: SandboxId) -> SandboxInfo:
+        """What is recorded, ended sandboxes included."""
+
+    @abstractmethod
+    async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
+        """Those in these states, oldest first; by default all that are not gone."""
+
+    @abstractmethod
+    async def destroy(self, sandbox: SandboxId, *, reason: str = "asked") -> None:
+        """End it and remove everything. Doing so twice is not an error.
+
+        Raises:
+            CleanupFailed: something is left; it is recorded and will be retried.
+        """
+
+    @abstractmethod
+    async def pause(self, sandbox: SandboxId) -> SandboxInfo:
+        """Stop all its processes. Pausing a paused one is not an error.  Raises: Unsupported."""
+
+    @abstractmethod
+    async def resume(self, sandbox: SandboxId) -> SandboxInfo:
+        """Let them go on; time-outs of commands did not run meanwhile.  Raises: Unsupported."""
+
+    @abstractmethod
+    async def extend(self, sandbox: SandboxId, ttl: float) -> SandboxInfo:
+        """Let it live ``ttl`` seconds from now, 0 = without end."""
+
+
+class ExecSession(ABC):
+    """One command, as one client follows it. Dropping the session leaves the command alone."""
+
+    id: ExecId
+    pid: int
+
+    @abstractmethod
+    def output(self) -> AsyncIterator[Chunk]:
+        """Output from the session's first offsets on. While this is iterated and not consumed, the command waits."""
+
+    @abstractmethod
+    async def wait(self) -> ExecResult:
+        """How it ended.
+
+        Raises:
+            UnknownOutcome: its init was lost, or the sandbox destroyed, while it ran.
+        """
+
+    @abstractmethod
+    async def signal(self, signo: int, *, tree: bool = False) -> None:
+        """Signal the command, or kill its whole tree. One that has ended is not an error."""
+
+    @abstractmethod
+    async def send(self, data: bytes) -> None:
+        """Standard input; waits while the command does not read.  Raises: Conflict: it has no open standard input."""
+
+    @abstractmethod
+    async def close_stdin(self) -> None:
+        """End of standard input."""
+
+    @abstractmethod
+    async def resize(self, size: PtySize) -> None:
+        """Tell its terminal a new size."""
+
+
+class ExecService(ABC):
+    """Commands."""
+
+    @abstractmethod
+    async def run(
+        self, sandbox: SandboxId, request: ExecRequest, stdin: AsyncIterator[bytes] | None = None
+    ) -> ExecResult:
+        """Run one command to its end. When the caller stops waiting, its process tree is killed.
+
+        Raises:
+            RuntimeUnavailable: the command was never reached.
+            UnknownOutcome: its init was lost, or the sandbox destroyed, while it ran.
+            Busy, Unsupported.
+        """
+
+    @abstractmethod
+    async def start(self, sandbox: SandboxId, request: ExecRequest) -> ExecSession:
+        """Start one command; it goes on whether or not anybody waits, and its result is recorded."""
+
+    @abstractmethod
+    async def attach(
+        self, sandbox: SandboxId, exec_id: ExecId, *, stdout: int = 0, stderr: int = 0
+    ) -> ExecSession:
+        """Follow a command from these offsets on; what is no longer kept shows as a gap.  Raises: NotFound."""
+
+    @abstractmethod
+    async def list(self, sandbox: SandboxId) -> tuple[ExecInfo, ...]:
+        """The latest thousand commands, oldest first, running ones included."""
+
+
+class FileService(ABC):
+    """Files. A relative path is below the sandbox's working directory. ``user``: as for a command.
+
+    Every method raises:
+        FileMissing, FileDenied, FileIsDirectory, FileKind, QuotaExceeded, FileProblem: as the kernel inside said.
+        BadRequest: the path.
+    """
+
+    @abstractmethod
+    def read(
+        self, sandbox: SandboxId, path: str, *, offset: int = 0, length: int = 2**63 - 1, user: str = ""
+    ) -> AsyncIterator[bytes]:
+        """Content in pieces. Leaving early ends the transfer."""
+
+    @abstractmethod
+    async def write(
+        self,
+        sandbox: SandboxId,
+        path: str,
+        content: bytes | AsyncIterator[bytes],
+        *,
+        options: WriteOptions,
+        user: str = "",
+    ) -> Entry:
+        """Write all of ``content``."""
+
+    @abstractmethod
+    async def stat(self, sandbox: SandboxId, path: str, *, follow: bool = True, user: str = "") -> Entry:
+        """One entry."""
+
+    @abstractmethod
+    async def list(self, sandbox: SandboxId, path: str, *, limit: int = 100_000, user: str = "") -> Listing:
+        """Entries of a directory, sorted by name."""
+
+    @abstractmethod
+    async def change(self, sandbox: SandboxId, change: Change, *, user: str = "") -> None:
+        """Make a directory, rename, remove, or set attributes."""
+
+    @abstractmethod
+    def watch(
+        self, sandbox: SandboxId, path: str, *, recursive: bool = False, user: str = ""
+    ) -> AsyncIterator[FileEvent]:
+        """Events from the first ``anext`` on."""
+
+
+class TreeService(ABC):
+    """Whole trees, up and down, as directories of this machine or as tar archives. Raises as :class:`FileService`, and TooLarge."""
+
+    @abstractmethod
+    async def upload(self, sandbox: SandboxId, local: Path, path: str, *, user: str = "") -> Transfer:
+        """Copy a local file or directory to ``path``."""
+
+    @abstractmethod
+    async def download(self, sandbox: SandboxId, path: str, local: Path, *, user: str = "") -> Transfer:
+        """Copy a file or directory of the sandbox to ``local``; nothing outside ``local`` is written."""
+
+    @abstractmethod
+    async def unpack(
+        self, sandbox: SandboxId, archive: AsyncIterator[bytes], path: str, *, user: str = ""
+    ) -> Transfer:
+        """Unpack a tar archive below ``path``."""
+
+    @abstractmethod
+    def pack(self, sandbox: SandboxId, path: str, *, user: str = "") -> AsyncIterator[bytes]:
+        """A tar archive of ``path``."""
+
+
+class ObserveService(ABC):
+    """What happens, without changing it."""
+
+    @abstractmethod
+    async def metrics(self, sandbox: SandboxId) -> Metrics:
+        """Figures now."""
+
+    @abstractmethod
+    async def events(self, sandbox: SandboxId, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
+        """Its records in the journal, ended sandboxes included."""
+
+    @abstractmethod
+    async def problems(self) -> tuple[Problem, ...]:
+        """Clean-ups that failed and are being retried."""
+
+    @abstractmethod
+    async def wait(self, sandbox: SandboxId) -> SandboxInfo:
+        """Wait until it has ended (gone, failed or lost)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """An open engine. ``close`` ends the connection to it, and a private engine with all its sandboxes."""
+
+    sandboxes: SandboxService
+    execs: ExecService
+    files: FileService
+    trees: TreeService
+    observe: ObserveService
+    close: Callable[[], Awaitable[None]]
