@@ -10,8 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from dsec.errors import BadRequest, StoreDamaged, TooLarge
 from dsec.model.journal import Draft, Json
@@ -22,12 +21,12 @@ MAX_PAYLOAD: Final = 64 * 1024
 MAX_NAME: Final = 256
 
 _CHAIN: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_UNFIT: Final = re.compile("[\0\ud800-\udfff]")
 # ASCII only: lone surrogates (undecodable bytes of a path or an argument) survive as escapes.
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A draft that was checked, with its payload as it will be stored."""
 
     draft: Draft
@@ -85,28 +84,25 @@ def decode(payload: bytes) -> dict[str, Json]:
 def link(prepared: Prepared, *, seq: int, at: int, previous: bytes) -> bytes:
     """The digest of a record. ``at``: microseconds since the epoch."""
     draft = prepared.draft
-    return link_fields(
-        (draft.chain, seq, at, draft.act, str(draft.phase), draft.ref, draft.actor),
-        payload_digest=prepared.payload_digest,
-        previous=previous,
-    )
+    fields = (draft.chain, seq, at, draft.act, draft.phase.value, draft.ref, draft.actor)
+    return link_fields(fields, payload_digest=prepared.payload_digest, previous=previous)
 
 
 def link_fields(
     fields: tuple[str, int, int, str, str, str, str], *, payload_digest: bytes, previous: bytes
 ) -> bytes:
     """As :func:`link`, from stored fields: chain, seq, at, act, phase, ref, actor."""
-    # JSON keeps fields apart whatever they hold; joining them with a separator would not.
-    head = _ENCODER.encode([VERSION, *fields, payload_digest.hex(), previous.hex()])
-    return hashlib.sha256(head.encode("ascii")).digest()
+    chain, seq, at, act, phase, ref, actor = fields
+    # Every text has its length before it: no two lists of fields give the same bytes.
+    head = (
+        f"{VERSION},{seq},{at},{len(chain)}:{chain},{len(act)}:{act},{len(phase)}:{phase},"
+        f"{len(ref)}:{ref},{len(actor)}:{actor},{len(payload_digest)},{len(previous)};"
+    )
+    return hashlib.sha256(head.encode("utf-8", "surrogateescape") + payload_digest + previous).digest()
 
 
 def _check_name(name: str, text: str) -> None:
     if len(text) > MAX_NAME:
         raise TooLarge(f"{name}: {len(text)} characters, the bound is {MAX_NAME}")
-    if "\0" in text or _has_surrogate(text):
+    if _UNFIT.search(text):
         raise BadRequest(f"{name}: {text!r} holds NUL or undecodable characters")
-
-
-def _has_surrogate(text: str) -> bool:
-    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
