@@ -1,5 +1,6 @@
 /* Level `process`: no namespaces. Landlock, seccomp, limits and, for root, a user id of its own. */
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,11 +18,16 @@ static int own_session(struct child *c) {
     return setsid() < 0 ? -1 : 0;
 }
 
+/* The engine made the directories before it knew which user id they would be for. */
 static int own_directory(struct child *c) {
+    static const char *const made[] = {".", "tmp", "home"};
     char path[4096];
     memcpy(path, c->p->directory.p, c->p->directory.n);
     path[c->p->directory.n] = 0;
-    return chdir(path);
+    if (chdir(path)) return -1;
+    for (size_t i = 0; c->s->root && i < sizeof made / sizeof *made; i++)
+        if (fchownat(AT_FDCWD, made[i], c->uid, c->uid, AT_SYMLINK_NOFOLLOW)) return -1;
+    return 0;
 }
 
 static int join_cgroups(struct child *c) {

@@ -75,11 +75,9 @@ def prepare(name: str) -> tuple[Hierarchy, ...]:
         IsolationUnavailable: no cgroups, or not ours to write.
     """
     v1, v2 = _mounted(Path("/proc/self/mountinfo").read_text())
-    found = []
+    found: list[Hierarchy] = []
     try:
-        for controller in _V1:
-            if controller in v1:
-                found.append(Hierarchy(_make(v1[controller] / name), False, frozenset({controller})))
+        found += [Hierarchy(_make(v1[one] / name), False, frozenset({one})) for one in _V1 if one in v1]
         if v2 is not None:
             have = _controllers(v2, frozenset(_V1))
             path = _make(v2 / name)

@@ -134,8 +134,7 @@ class ContainerRuntime(SpawnedRuntime):
     def _open_volumes(self, volumes: tuple[Volume, ...]) -> list[int]:
         found: list[int] = []
         try:
-            for volume in volumes:
-                found.append(self._open_volume(volume))
+            found.extend(map(self._open_volume, volumes))
         except BaseException:
             for fd in found:
                 os.close(fd)
@@ -150,7 +149,9 @@ class ContainerRuntime(SpawnedRuntime):
         try:
             return self._mounts.tree(fd, 0)
         except OSError as error:
-            raise BadRequest(f"volume source: {str(volume.source)!r} cannot be mounted: {error.strerror}") from error
+            raise BadRequest(
+                f"volume source: {str(volume.source)!r} cannot be mounted: {error.strerror}"
+            ) from error
         finally:
             os.close(fd)
 

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -83,7 +82,8 @@ class _Link:
             except OSError:
                 message = b""
             if not message:
-                return self.close()
+                self.close()
+                return
             answer = spawn.decode(message)
             if answer.seq:
                 future = self._waiting.pop(answer.seq, None)
@@ -269,17 +269,17 @@ class Spawner:
         if not answer.errno:
             return spawn.decode_created(answer.body)
         words = f"sandbox {request.id}: set-up failed at {answer.step!r}: {os.strerror(answer.errno)}"
-        facts = {"step": answer.step, "errno": answer.errno}
+        step, code = answer.step, answer.errno
         if answer.errno == errno.EEXIST:
-            raise Conflict(words, **facts)
+            raise Conflict(words, step=step, errno=code)
         if answer.errno in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC):
             raise Busy(
-                words, hint="the machine holds all the processes or sandboxes it can: retry later", **facts
+                words, hint="the machine holds all the processes or sandboxes it can: retry later", step=step
             )
         if answer.errno == errno.ECANCELED:
-            raise RuntimeUnavailable(f"sandbox {request.id} was destroyed while it was made", **facts)
+            raise RuntimeUnavailable(f"sandbox {request.id} was destroyed while it was made", step=step)
         raise RuntimeUnavailable(
-            words, hint="`dsec doctor` tells which layer of isolation is missing", **facts
+            words, hint="`dsec doctor` tells which layer of isolation is missing", step=step, errno=code
         )
 
     async def destroy(self, sandbox: str) -> None:
@@ -350,14 +350,3 @@ def _connect(path: str) -> socket.socket | None:
         raise
     sock.setblocking(False)
     return sock
-
-
-def end_process(pid: int) -> None:
-    """SIGKILL by pidfd; a process that is gone is no error."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-    os.close(fd)
