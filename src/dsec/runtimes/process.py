@@ -13,13 +13,15 @@ from typing import Final
 
 from dsec.errors import CleanupFailed, Unsupported
 from dsec.model.ids import SandboxId
-from dsec.model.sandbox import MIB, Flag, Level
+from dsec.model.sandbox import MIB, Flag, Level, Place
 from dsec.ports.runtime import OnEnded, Plan
 from dsec.runtimes.cgroups import Hierarchy, flags
 from dsec.runtimes.spawned import SpawnedRuntime, base_flags
 from dsec.runtimes.spawner import Spawner, SpawnerConfig
 from dsec.wire.spawn import CreateRequest
 
+FIRST_UID: Final = 0x4000_0000  # as the spawner counts them
+SLOT_IDS: Final = 65_536
 READABLE: Final = (
     "/usr",
     "/bin",
@@ -70,6 +72,15 @@ class ProcessRuntime(SpawnedRuntime):
     def home(self, sandbox: SandboxId) -> Path:
         """The one directory that the sandbox may write."""
         return self._homes / sandbox
+
+    def place(self, sandbox: SandboxId) -> Place:
+        """See :class:`Runtime`. The user id is known once the sandbox runs."""
+        home = self.home(sandbox)
+        uid, gid = os.geteuid(), os.getegid()
+        if uid == 0 and self.slot(sandbox) >= 0:
+            uid = gid = FIRST_UID + self.slot(sandbox) * SLOT_IDS
+        inside = {"home": str(home / "home"), "tmp": str(home / "tmp")}
+        return Place(workdir=str(home), user="sandbox", uid=uid, gid=gid, **inside)
 
     async def _request(self, plan: Plan) -> tuple[CreateRequest, list[int]]:
         for field, given in (("read_only", plan.read_only), ("volumes", plan.volumes)):

@@ -156,6 +156,11 @@ class SpawnedRuntime(Runtime):
             raise NotFound(f"sandbox {sandbox} does not run here")
         return known
 
+    def slot(self, sandbox: SandboxId) -> int:
+        """Its number among the ids and cgroups of this machine, -1 while it does not run."""
+        known = self._all.get(sandbox)
+        return known.slot if known is not None else -1
+
     async def freeze(self, sandbox: SandboxId, frozen: bool) -> None:
         """See :class:`Runtime`."""
         if not self._can_freeze:
