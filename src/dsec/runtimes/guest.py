@@ -1,0 +1,189 @@
+"""The engine's side of the init protocol: commands and files of one sandbox over one unix stream socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dsec.errors import BadRequest, DsecError, RuntimeUnavailable
+from dsec.model.execs import Command, ExecInfo, PtySize
+from dsec.model.ids import ExecId
+from dsec.ports.guest import Guest, GuestExec
+from dsec.runtimes.guest_errors import exec_error
+from dsec.runtimes.guest_exec import AttachedExec, info_of, request_of
+from dsec.runtimes.guest_files import FilesOverLink
+from dsec.runtimes.link import Bounds, Link, Unheard, call, outgoing
+from dsec.wire import guest as wire
+
+CONNECT_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestUsage:
+    """Figures that init counts itself. ``user``, ``system``: CPU seconds of processes that have ended."""
+
+    processes: int
+    execs: int
+    user: float
+    system: float
+
+
+class GuestConnection(Guest):
+    """One connection. A newer one to the same init ends this one."""
+
+    def __init__(self, link: Link, welcome: wire.Welcome) -> None:
+        self._link = link
+        self._files = FilesOverLink(link)
+        self.init_pid = welcome.pid
+        self.has_pid_namespace = bool(welcome.flags & 1)
+
+    @property
+    def files(self) -> FilesOverLink:
+        """Files, over the same connection."""
+        return self._files
+
+    @property
+    def failure(self) -> DsecError | None:
+        """Why the connection ended; None while it stands."""
+        return self._link.failure
+
+    @property
+    def operations(self) -> int:
+        """Operations under way."""
+        return self._link.open_channels
+
+    async def wait_ended(self) -> DsecError:
+        """Wait until the connection has ended, and say why."""
+        await asyncio.shield(self._link.ended)
+        return self._link.failure or RuntimeUnavailable("the connection to init ended")
+
+    async def exec(self, command: Command) -> GuestExec:
+        """Start a command.
+
+        When this is cancelled, or the connection ends first, the command may have been started all the same: only the
+        id tells (``execs``, ``attach``).
+        """
+        window = self._link.grant()
+        handle = AttachedExec(
+            self._link, command.id, window=window, fresh=True, stdin=command.stdin, timeout=command.timeout
+        )
+        return await self._start(handle, request_of(command, window), window)
+
+    async def attach(self, exec_id: ExecId, *, stdout: int = 0, stderr: int = 0) -> GuestExec:
+        """Listen again from these offsets."""
+        window = self._link.grant()
+        handle = AttachedExec(self._link, exec_id, window=window, fresh=False)
+        return await self._start(handle, wire.Attach(exec_id.encode(), stdout, stderr, window), window)
+
+    async def _start(self, handle: AttachedExec, message: wire.Message, window: int) -> GuestExec:
+        await self._link.start(handle, message, window=window)
+        try:
+            await handle.started
+        except BaseException:
+            self._link.abandon(handle)
+            raise
+        return handle
+
+    async def signal(self, exec_id: ExecId, signo: int, *, tree: bool = False) -> None:
+        """Signal the command, or kill its whole tree."""
+        scope = wire.Scope.TREE if tree else wire.Scope.COMMAND
+        await self._tell(exec_id, wire.Signal(exec_id.encode(), signo, scope), (errno.ESRCH,))
+
+    async def resize(self, exec_id: ExecId, size: PtySize) -> None:
+        """Tell a pty its size; one whose command has ended is not an error."""
+        await self._tell(exec_id, wire.Winsize(exec_id.encode(), size.rows, size.cols), (errno.ESRCH,))
+
+    async def forget(self, exec_id: ExecId) -> None:
+        """The outcome is stored.  Raises: Conflict: it still runs."""
+        answer = await call(self._link, wire.Forget(exec_id.encode()), wire.Ok)
+        if isinstance(answer, wire.Error) and answer.code != wire.ErrorCode.UNKNOWN_EXEC:
+            raise exec_error(answer, exec_id)
+
+    async def _tell(self, exec_id: ExecId, message: wire.Message, harmless: tuple[int, ...]) -> None:
+        answer = await call(self._link, message, wire.Ok)
+        if not isinstance(answer, wire.Error):
+            return
+        known = answer.code != wire.ErrorCode.UNKNOWN_EXEC
+        if not (known and answer.errno in harmless):
+            raise exec_error(answer, exec_id)
+
+    async def execs(self) -> tuple[ExecInfo, ...]:
+        """All that run, and all ended ones not yet forgotten."""
+        answer = await call(self._link, wire.ListExecs(), wire.Execs)
+        if isinstance(answer, wire.Error):
+            raise exec_error(answer, "*")
+        try:
+            return tuple(info_of(row) for row in answer.rows)
+        except DsecError as wrong:
+            self._link.fail(wrong)
+            raise self._link.gone() from wrong
+
+    async def shift(self, seconds: float) -> None:
+        """Move every deadline later; does not wait for the answer."""
+        if seconds < 0:
+            raise BadRequest(f"seconds: {seconds} is negative")
+        payload = outgoing(wire.Shift(round(seconds * 1000)))
+        self._link.begin(Unheard(self._link), wire.Kind.SHIFT, payload)
+
+    async def ping(self) -> None:
+        """Wait until init has seen everything sent so far.  Raises: RuntimeUnavailable."""
+        await call(self._link, wire.Ping(), wire.Pong)
+
+    async def usage(self) -> GuestUsage:
+        """What init counts.  Raises: RuntimeUnavailable."""
+        answer = await call(self._link, wire.Usage(), wire.UsageIs)
+        if isinstance(answer, wire.Error):
+            raise exec_error(answer, "*")
+        return GuestUsage(
+            processes=answer.processes,
+            execs=answer.execs,
+            user=answer.user_us / 1e6,
+            system=answer.system_us / 1e6,
+        )
+
+    async def close(self) -> None:
+        """Drop the connection; commands go on. What was sent is sent, if init reads it within a second."""
+        await self._link.finish(_CLOSE_SECONDS)
+
+    async def __aenter__(self) -> GuestConnection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def connect(
+    where: str | Path | socket.socket, *, bounds: Bounds | None = None, seconds: float = CONNECT_SECONDS
+) -> GuestConnection:
+    """Connect to an init by the path of its socket, or over a connected socket (which is then owned here).
+
+    Raises:
+        RuntimeUnavailable: nobody listens, or WELCOME did not come within ``seconds``.
+    """
+    loop = asyncio.get_running_loop()
+    link = Link(loop, bounds or Bounds())
+    try:
+        async with asyncio.timeout(seconds):
+            if isinstance(where, socket.socket):
+                await loop.create_unix_connection(lambda: link, sock=where)
+            else:
+                await loop.create_unix_connection(lambda: link, str(where))
+            link.write(wire.Hello().frame(0))
+            welcome = await link.greeting.welcome
+    except TimeoutError as late:
+        link.fail(RuntimeUnavailable(f"init did not answer within {seconds:g} s"))
+        raise link.gone() from late
+    except OSError as wrong:
+        raise RuntimeUnavailable(f"cannot connect to init: {wrong}", errno=wrong.errno) from wrong
+    except BaseException:
+        link.fail(RuntimeUnavailable("connecting was given up"))
+        with contextlib.suppress(asyncio.CancelledError, DsecError):
+            link.greeting.welcome.exception()
+        raise
+    return GuestConnection(link, welcome)

@@ -1,0 +1,275 @@
+"""One command, attached: its output within a window, its input within init's, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from dsec.errors import BadRequest, Conflict, DsecError, ProtocolError, UnknownOutcome
+from dsec.model.execs import Cause, Chunk, Command, ExecInfo, Exit, Stream
+from dsec.model.ids import ExecId
+from dsec.ports.guest import GuestExec
+from dsec.runtimes.guest_errors import exec_error
+from dsec.runtimes.link import Channel, Inlet, Link, Outlet, unexpected
+from dsec.wire import guest as wire
+
+_STREAMS: Final = {1: Stream.STDOUT, 2: Stream.STDERR}
+_NOT_EXECUTABLE: Final = 126
+_NOT_FOUND: Final = 127
+_CAUSES: Final = (Cause.ITSELF, Cause.TIMEOUT, Cause.KILLED)
+
+
+def request_of(command: Command, credit: int) -> wire.Exec:
+    """The EXEC of a command.  Raises: BadRequest."""
+    if not command.argv:
+        raise BadRequest("argv: is empty", hint="give a program and its arguments")
+    for name in command.env:
+        if not name or "=" in name:
+            raise BadRequest(f"env: {name!r} is not a name without '='")
+    try:
+        env = tuple(os.fsencode(f"{name}={value}") for name, value in command.env.items())
+        identifier, cwd = command.id.encode(), os.fsencode(command.cwd)
+    except UnicodeEncodeError as wrong:
+        raise BadRequest(f"env or cwd: cannot be encoded: {wrong.reason}") from None
+    pty = command.pty
+    return wire.Exec(
+        id=identifier,
+        argv=tuple(command.argv),
+        env=env,
+        cwd=cwd,
+        uid=command.uid,
+        gid=command.gid,
+        groups=tuple(command.groups),
+        flags=(wire.ExecFlag.PTY if pty else 0) | (wire.ExecFlag.STDIN if command.stdin else 0),
+        rows=pty.rows if pty else 0,
+        cols=pty.cols if pty else 0,
+        timeout_ms=math.ceil(command.timeout * 1000),
+        keep=command.keep,
+        nofile=command.open_files,
+        credit=credit,
+    )
+
+
+def _outcome(how: int, code: int) -> tuple[int, int, int]:
+    """Exit code, signal and start errno.  Raises: ProtocolError: not how a process ends."""
+    if how == wire.How.EXITED and 0 <= code <= 255:
+        return code, 0, 0
+    if how == wire.How.SIGNALLED and 1 <= code <= 64:
+        return 128 + code, code, 0
+    if how == wire.How.NEVER_STARTED and 1 <= code <= 4095:
+        return (_NOT_FOUND if code == errno.ENOENT else _NOT_EXECUTABLE), 0, code
+    raise ProtocolError(f"a command cannot end with how {how} and code {code}", how=how, exit_code=code)
+
+
+def _cause(reason: int, *, timed_out: bool) -> Cause:
+    """Reason 3 does not tell which of the two ended the tree; its time does."""
+    if reason < len(_CAUSES):
+        return _CAUSES[reason]
+    return Cause.TIMEOUT if timed_out else Cause.KILLED
+
+
+def exit_of(status: wire.ExitStatus, timeout: float = 0.0) -> Exit:
+    """How a command ended.  Raises: ProtocolError."""
+    code, signal, start_errno = _outcome(status.how, status.code)
+    wall = status.wall_ns / 1e9
+    return Exit(
+        code=code,
+        signal=signal,
+        start_errno=start_errno,
+        cause=_cause(status.reason, timed_out=0 < timeout <= wall),
+        whole_sandbox=status.reason == len(_CAUSES),
+        stdout_bytes=status.stdout_bytes,
+        stderr_bytes=status.stderr_bytes,
+        user=status.user_us / 1e6,
+        system=status.system_us / 1e6,
+        max_rss=status.max_rss_kib * 1024,
+        wall=wall,
+    )
+
+
+def info_of(row: wire.ExecRow) -> ExecInfo:
+    """One line of a list.  Raises: ProtocolError."""
+    name = row.id.decode("ascii", "replace")
+    if not name.isascii() or not name.isprintable():
+        raise ProtocolError(f"exec id {row.id!r} is none of ours")
+    ended = None
+    if row.state == 1:
+        code, signal, start_errno = _outcome(row.how, row.code)
+        ended = Exit(
+            code=code,
+            signal=signal,
+            start_errno=start_errno,
+            cause=_cause(row.reason, timed_out=False),
+            whole_sandbox=row.reason == len(_CAUSES),
+            stdout_bytes=row.stdout_bytes,
+            stderr_bytes=row.stderr_bytes,
+        )
+    return ExecInfo(id=ExecId(name), pid=row.pid, started_at=row.started_ns / 1e9, exit=ended)
+
+
+class AttachedExec(GuestExec, Channel):
+    """A channel with one exec on it."""
+
+    def __init__(
+        self,
+        link: Link,
+        exec_id: ExecId,
+        *,
+        window: int,
+        fresh: bool,
+        stdin: bool = True,
+        timeout: float = 0.0,
+    ) -> None:
+        self.id = exec_id
+        self.pid = 0
+        self._begun = False  # a command that never started (no such program) begins too, with pid 0
+        self.started: asyncio.Future[None] = link.loop.create_future()
+        self._link = link
+        self._fresh = fresh
+        self._timeout = timeout
+        self._inlet = Inlet(link, self, window)
+        self._outlet = Outlet(link, self) if stdin else None
+        self._at = [0, 0, 0]
+        self._over = [False, False, False]
+        self._exit: Exit | None = None
+        self._failure: Callable[[], DsecError] | None = None
+        self._done = asyncio.Event()
+
+    # from init
+
+    def on_frame(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.Kind.DATA:
+            self._on_output(frame)
+        elif frame.kind == wire.Kind.CREDIT and self._outlet is not None and self._begun:
+            self._outlet.grant(frame)
+        else:
+            self._on_message(frame, wire.decode_reply(frame))
+
+    def _on_output(self, frame: wire.Frame) -> None:
+        stream = frame.stream
+        offset, data = wire.split_output(frame.payload)
+        if not self._begun or stream not in _STREAMS or self._over[stream]:
+            raise unexpected(frame, f"for stream {stream}, which is not open")
+        if offset != self._at[stream]:
+            raise ProtocolError(
+                f"output of stream {stream} goes on at {offset}, not at {self._at[stream]}",
+                channel=frame.channel,
+            )
+        self._inlet.check(frame, len(data))
+        self._at[stream] = offset + len(data)
+        self._over[stream] = frame.end
+        self._inlet.put(stream, offset, data)
+
+    def _on_message(self, frame: wire.Frame, message: wire.Message) -> None:
+        if isinstance(message, wire.Started) and not self._begun:
+            self._on_started(message)
+        elif isinstance(message, wire.ExitStatus) and self._begun:
+            self._exit = exit_of(message, self._timeout)
+            self._finish()
+        elif isinstance(message, wire.Error) and not self._begun:
+            self._link.release(self)
+            if not self.started.done():
+                self.started.set_exception(exec_error(message, self.id))
+        elif isinstance(message, wire.Error) and message.errno == errno.ECONNRESET:
+            self._failure = self._replaced
+            self._finish()
+        else:
+            raise unexpected(frame, "during an exec")
+
+    def _on_started(self, message: wire.Started) -> None:
+        if self._fresh and (message.stdout or message.stderr):
+            raise ProtocolError(f"exec {self.id} started as pid {message.pid} at an offset that is not 0")
+        self._begun = True
+        self.pid = message.pid
+        self._at[1:] = (message.stdout, message.stderr)
+        if not self.started.done():
+            self.started.set_result(None)
+
+    def on_lost(self, reason: DsecError) -> None:
+        if not self._begun:
+            if not self.started.done():
+                self.started.set_exception(reason)
+            return
+        self._failure = self._unknown
+        self._finish()
+
+    def _finish(self) -> None:
+        self._link.release(self)
+        if self._outlet is not None:
+            self._outlet.close()
+        self._inlet.arrived.notify()
+        self._done.set()
+
+    def _unknown(self) -> DsecError:
+        reason = self._link.gone()
+        error = UnknownOutcome(
+            f"exec {self.id} was started and its outcome is not known: {reason.message}",
+            hint="connect again and attach by id; if init itself ended, the outcome is lost",
+            exec_id=self.id,
+        )
+        error.__cause__ = reason
+        return error
+
+    def _replaced(self) -> DsecError:
+        return Conflict(f"exec {self.id} was attached elsewhere", exec_id=self.id)
+
+    def _detached(self) -> DsecError:
+        return Conflict(f"exec {self.id} was detached here", hint="attach to it again", exec_id=self.id)
+
+    # GuestExec
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """Output as it comes. Leaving early neither detaches nor discards: call one of them.
+
+        Raises:
+            UnknownOutcome: init was lost before the end. Conflict: detached, or attached elsewhere.
+        """
+        inlet = self._inlet
+        while True:
+            while (piece := inlet.pop()) is not None:
+                yield Chunk(_STREAMS[piece.stream], piece.offset, bytes(piece.data))
+            if self._exit is not None:
+                return
+            if self._failure is not None:
+                raise self._failure()
+            await inlet.arrived
+
+    async def wait(self) -> Exit:
+        """How it ended.  Raises: UnknownOutcome, Conflict: as :meth:`chunks`."""
+        if not self._done.is_set():
+            await self._done.wait()
+        if self._exit is not None:
+            return self._exit
+        assert self._failure is not None
+        raise self._failure()
+
+    def discard(self) -> None:
+        """Consume and drop all further output."""
+        self._inlet.drop()
+
+    async def send(self, data: bytes) -> None:
+        """Standard input.  Raises: Conflict: the command was started without it. RuntimeUnavailable."""
+        if not self._done.is_set():
+            await self._input().send(data)
+
+    async def close_stdin(self) -> None:
+        """End of standard input.  Raises: as :meth:`send`."""
+        if not self._done.is_set():
+            await self._input().send(b"", end=True)
+
+    def _input(self) -> Outlet:
+        if self._outlet is None:
+            raise Conflict(f"exec {self.id} has no standard input", hint="start it with stdin=True")
+        return self._outlet
+
+    async def detach(self) -> None:
+        """Stop listening; the command goes on."""
+        if self.number:
+            self._link.abandon(self)
+            self._failure = self._detached
+            self._inlet.drop()
+            self._finish()

@@ -1,0 +1,523 @@
+"""One connection to an init: frames out, frames in, channels, and windows in both directions.
+
+Everything that init sends is hostile. A frame that the protocol does not allow ends the connection, and with it every
+operation that was running on it; nothing that init does can make the engine hold more than the bounds below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Final, TypeVar, cast
+
+from dsec.errors import BadRequest, Busy, DsecError, ProtocolError, RuntimeUnavailable
+from dsec.wire import guest as wire
+
+_Answer = TypeVar("_Answer", bound=wire.Message)
+_JOIN_BELOW: Final = 4096
+_JOIN_UP_TO: Final = 65536
+_SEND_PIECE: Final = 65536
+_LATE_BYTES: Final = 64 * 2**20
+_OUT_HIGH: Final = 512 * 1024
+_OUT_HARD: Final = 16 * 2**20
+_LEAST_WINDOW: Final = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What one connection may hold.
+
+    Attributes:
+        window: bytes that init may send ahead of the consumer, per operation.
+        total: bytes of all windows together; beyond it new operations get the smallest window (64 KiB).
+        channels: operations at once; one more is :class:`~dsec.errors.Busy`.
+    """
+
+    window: int = 2**20
+    total: int = 64 * 2**20
+    channels: int = 1024
+
+    def __post_init__(self) -> None:
+        if not _LEAST_WINDOW <= self.window <= 2**31:
+            raise BadRequest(f"window: {self.window} is not from {_LEAST_WINDOW} to {2**31} bytes")
+        if not 1 <= self.channels <= 4095:
+            raise BadRequest(f"channels: {self.channels} is not from 1 to 4095")
+
+
+class Notice:
+    """Wakes everybody who waits now. Cheap enough to have one per operation."""
+
+    __slots__ = ("_loop", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def notify(self) -> None:
+        """Wake all."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def __await__(self) -> Generator[object, None, None]:
+        future = self._loop.create_future()
+        self._waiting.append(future)
+        try:
+            yield from future
+        finally:
+            if future.cancelled() and future in self._waiting:
+                self._waiting.remove(future)
+
+
+class Channel(ABC):
+    """One operation. ``number`` is 0 while it is not open."""
+
+    number: int = 0
+    window: int = 0
+
+    @abstractmethod
+    def on_frame(self, frame: wire.Frame) -> None:
+        """A frame for this operation.  Raises: ProtocolError: before anything has changed."""
+
+    @abstractmethod
+    def on_lost(self, reason: DsecError) -> None:
+        """The connection ended; the channel is closed already."""
+
+
+def unexpected(frame: wire.Frame, when: str) -> ProtocolError:
+    """A frame of a known or unknown kind that may not come now."""
+    return ProtocolError(
+        f"init sent a frame of kind {frame.kind:#x} {when}", kind=frame.kind, channel=frame.channel
+    )
+
+
+class _Closing(Channel):
+    """A channel after CLOSE: what was under way is dropped until the PONG that follows it."""
+
+    def __init__(self, link: Link, number: int) -> None:
+        self._link = link
+        self._late = 0
+        self.number = number
+
+    def on_frame(self, frame: wire.Frame) -> None:
+        if frame.kind == wire.Kind.PONG:
+            self._link.release(self)
+            return
+        self._late += wire.HEADER.size + len(frame.payload)
+        if self._late > _LATE_BYTES:
+            raise ProtocolError(f"more than {_LATE_BYTES} bytes on a channel that was closed")
+
+    def on_lost(self, reason: DsecError) -> None:
+        """Nobody waits."""
+
+
+class _Greeting(Channel):
+    """Channel 0: WELCOME once, and never anything else."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.welcome: asyncio.Future[wire.Welcome] = link.loop.create_future()
+
+    def on_frame(self, frame: wire.Frame) -> None:
+        message = wire.decode_reply(frame)
+        if isinstance(message, wire.Error):
+            text = message.message.decode("utf-8", "replace")
+            raise ProtocolError(f"init refused the connection: {text}", errno=message.errno)
+        if not isinstance(message, wire.Welcome) or self.welcome.done():
+            raise unexpected(frame, "on channel 0")
+        if message.version != wire.VERSION or message.max_payload < _SEND_PIECE:
+            raise ProtocolError(
+                f"init speaks version {message.version} with payloads of {message.max_payload} bytes; "
+                f"this engine needs version {wire.VERSION} and at least {_SEND_PIECE}"
+            )
+        self.welcome.set_result(message)
+
+    def on_lost(self, reason: DsecError) -> None:
+        if not self.welcome.done():
+            self.welcome.set_exception(reason)
+
+
+class Link(asyncio.BufferedProtocol):
+    """The connection. Works under asyncio and uvloop alike."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, bounds: Bounds) -> None:
+        self.loop = loop
+        self.bounds = bounds
+        self.failure: DsecError | None = None
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.greeting = _Greeting(self)
+        self._transport: asyncio.Transport | None = None
+        self._reader = wire.FrameReader()
+        self._channels: dict[int, Channel] = {0: self.greeting}
+        self._last = 0
+        self._granted = 0
+        self._paused = False
+        self._writable = Notice(loop)
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport is there."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_OUT_HIGH, low=_OUT_HIGH // 4)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return self._reader.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes came: hand their frames out."""
+        if self.failure is not None:
+            return
+        try:
+            for frame in self._reader.advance(nbytes):
+                channel = self._channels.get(frame.channel)
+                if channel is None:
+                    raise unexpected(frame, f"on channel {frame.channel}, which is not open")
+                channel.on_frame(frame)
+        except ProtocolError as wrong:
+            self.fail(wrong)
+
+    def eof_received(self) -> bool:
+        """Init closes both directions at once."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone."""
+        self.fail(RuntimeUnavailable(f"the connection to init ended{f': {exc}' if exc else ''}"))
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def pause_writing(self) -> None:
+        """Init does not read as fast as we write."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._paused = False
+        self._writable.notify()
+
+    # our side
+
+    def fail(self, reason: DsecError) -> None:
+        """End the connection, once; every open operation hears of it."""
+        if self.failure is not None:
+            return
+        self.failure = reason
+        if self._transport is not None:
+            self._transport.abort()
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            channel.number = 0
+            channel.on_lost(self.gone())
+        self._writable.notify()
+
+    async def finish(self, seconds: float) -> None:
+        """End the connection after what was written has gone out, or after ``seconds``."""
+        if self._transport is not None and self.failure is None and self._transport.get_write_buffer_size():
+            self._transport.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self.ended), seconds)
+        self.fail(RuntimeUnavailable("the connection was closed here"))
+        await asyncio.shield(self.ended)
+
+    def gone(self) -> RuntimeUnavailable:
+        """A new error that says why the connection ended."""
+        reason = self.failure
+        error = RuntimeUnavailable(
+            f"the sandbox's init cannot be reached: {reason.message if reason else 'not connected'}",
+            hint="connect again if the sandbox still runs; otherwise look at why it ended",
+            cause=reason.code if reason else "internal",
+        )
+        error.__cause__ = reason
+        return error
+
+    def write(self, data: bytes) -> None:
+        """Send; an init that reads nothing at all for too long loses the connection."""
+        if self.failure is not None or self._transport is None:
+            return
+        self._transport.write(data)
+        if self._paused and self._transport.get_write_buffer_size() > _OUT_HARD:
+            self.fail(ProtocolError(f"init leaves more than {_OUT_HARD} bytes unread"))
+
+    async def drain(self) -> None:
+        """Wait until the transport takes more.  Raises: RuntimeUnavailable."""
+        while self._paused and self.failure is None:
+            await self._writable
+        if self.failure is not None:
+            raise self.gone()
+
+    def grant(self) -> int:
+        """The window of a new operation, so that all together stay within the bound."""
+        left = self.bounds.total - self._granted
+        return max(_LEAST_WINDOW, min(self.bounds.window, left))
+
+    async def start(self, channel: Channel, message: wire.Message, *, window: int = 0) -> None:
+        """Open a channel for ``message`` and send it.
+
+        Raises:
+            BadRequest: a field is out of range. Busy: too many operations. RuntimeUnavailable: init is gone.
+        """
+        payload = outgoing(message)
+        if self._paused or self.failure is not None:
+            await self.drain()
+        self.begin(channel, message.KIND, payload, window=window)
+
+    def begin(self, channel: Channel, kind: int, payload: bytes, *, window: int = 0) -> None:
+        """As :meth:`start`, at once."""
+        if self.failure is not None:
+            raise self.gone()
+        if len(self._channels) > self.bounds.channels:
+            raise Busy(
+                f"{self.bounds.channels} operations are running in this sandbox", hint="try again later"
+            )
+        number = self._last
+        while number == 0 or number in self._channels:
+            number = (number + 1) & 0xFFFF_FFFF
+        self._last = (number + 1) & 0xFFFF_FFFF
+        channel.number, channel.window = number, window
+        self._granted += window
+        self._channels[number] = channel
+        self.write(wire.encode_frame(kind, number, payload))
+
+    def release(self, channel: Channel) -> None:
+        """The operation has had its last frame."""
+        if channel.number and self._channels.get(channel.number) is channel:
+            del self._channels[channel.number]
+            self._granted -= channel.window
+            channel.number = channel.window = 0
+            if len(self._channels) == 1:
+                self._reader.rest()
+
+    def abandon(self, channel: Channel) -> None:
+        """Cancel the operation, if it has not had its last frame.
+
+        CLOSE has no answer, so a PING on the same number follows: until its PONG the number is not used again.
+        """
+        number = channel.number
+        if not number or self._channels.get(number) is not channel:
+            return
+        self._granted -= channel.window
+        channel.number = channel.window = 0
+        self._channels[number] = _Closing(self, number)
+        close = wire.encode_frame(wire.Kind.CLOSE, number)
+        self.write(close + wire.Ping().frame(number))
+
+    @property
+    def open_channels(self) -> int:
+        """Operations under way, those being closed included."""
+        return max(0, len(self._channels) - 1)
+
+
+def outgoing(message: wire.Message) -> bytes:
+    """The payload of a request.  Raises: BadRequest: a field that the caller chose is out of range."""
+    try:
+        return message.encode()
+    except ProtocolError as wrong:
+        raise BadRequest(f"{message.KIND.name.lower()}: {wrong.message}") from None
+
+
+class Call(Channel):
+    """An operation with one answer: ``accepts`` it, or ERROR."""
+
+    def __init__(self, link: Link, accepts: type[wire.Message]) -> None:
+        self._link = link
+        self._accepts = accepts
+        self.answer: asyncio.Future[wire.Message] = link.loop.create_future()
+
+    def on_frame(self, frame: wire.Frame) -> None:
+        message = wire.decode_reply(frame)
+        if not isinstance(message, self._accepts | wire.Error):
+            raise unexpected(frame, f"where {self._accepts.KIND.name} was due")
+        self._link.release(self)
+        if not self.answer.done():
+            self.answer.set_result(message)
+
+    def on_lost(self, reason: DsecError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(reason)
+
+
+async def call(link: Link, message: wire.Message, accepts: type[_Answer]) -> _Answer | wire.Error:
+    """One request and its answer.  Raises: as :meth:`Link.start`."""
+    channel = Call(link, accepts)
+    await link.start(channel, message)
+    try:
+        answer = await channel.answer
+    finally:
+        link.abandon(channel)
+    assert isinstance(answer, accepts | wire.Error)
+    return answer
+
+
+class Unheard(Channel):
+    """An operation whose answer nobody waits for."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def on_frame(self, frame: wire.Frame) -> None:
+        if not isinstance(wire.decode_reply(frame), wire.Ok | wire.Error):
+            raise unexpected(frame, "where OK was due")
+        self._link.release(self)
+
+    def on_lost(self, reason: DsecError) -> None:
+        """Nobody waits."""
+
+
+class Piece:
+    """Bytes of one stream that wait for the consumer; small neighbours are joined."""
+
+    __slots__ = ("data", "offset", "stream")
+
+    def __init__(self, stream: int, offset: int, data: bytes) -> None:
+        self.stream = stream
+        self.offset = offset
+        self.data: bytes | bytearray = data
+
+
+class Inlet:
+    """What init has sent on one channel and the consumer has not taken: at most ``window`` bytes."""
+
+    __slots__ = (
+        "_channel",
+        "_credit",
+        "_dropping",
+        "_link",
+        "_owed",
+        "_queue",
+        "_tails",
+        "_window",
+        "arrived",
+    )
+
+    def __init__(self, link: Link, channel: Channel, window: int) -> None:
+        self._link = link
+        self._channel = channel
+        self._window = self._credit = window
+        self._owed = 0
+        self._queue: deque[Piece] = deque()
+        self._tails: dict[int, Piece] = {}
+        self._dropping = False
+        self.arrived = Notice(link.loop)
+
+    def check(self, frame: wire.Frame, count: int) -> None:
+        """Raises: ProtocolError: more than the credit, or a frame with nothing in it."""
+        if count > self._credit:
+            raise ProtocolError(
+                f"init sent {count} bytes with {self._credit} bytes of credit", channel=frame.channel
+            )
+        if count == 0 and not frame.end:
+            raise ProtocolError("init sent an empty DATA frame", channel=frame.channel)
+
+    def put(self, stream: int, offset: int, data: bytes) -> None:
+        """Keep ``data``, which was checked, for the consumer."""
+        if not data:
+            return
+        self._credit -= len(data)
+        if self._dropping:
+            self._consumed(len(data))
+            return
+        tail = self._tails.get(stream) if len(data) < _JOIN_BELOW else None
+        if tail is not None and len(tail.data) < _JOIN_UP_TO:
+            if isinstance(tail.data, bytes):
+                tail.data = bytearray(tail.data)
+            tail.data += data
+            return
+        piece = Piece(stream, offset, data)
+        self._queue.append(piece)
+        self._tails[stream] = piece
+        self.arrived.notify()
+
+    def pop(self) -> Piece | None:
+        """The next piece, whose credit goes back to init; None when there is none now."""
+        if not self._queue:
+            return None
+        piece = self._queue.popleft()
+        if self._tails.get(piece.stream) is piece:
+            del self._tails[piece.stream]
+        self._consumed(len(piece.data))
+        return piece
+
+    def drop(self) -> None:
+        """Forget what is held and all that follows."""
+        self._dropping = True
+        while self.pop() is not None:
+            pass
+
+    def _consumed(self, count: int) -> None:
+        self._owed += count
+        if self._owed * 4 >= self._window and self._channel.number:
+            self._link.write(wire.Credit(self._owed).frame(self._channel.number))
+            self._credit += self._owed
+            self._owed = 0
+
+
+class Outlet:
+    """Bytes towards init, within its credit and what the transport takes. ``close`` lets every sender go."""
+
+    __slots__ = ("_channel", "_closed", "_credit", "_granted", "_link", "_turn")
+
+    def __init__(self, link: Link, channel: Channel) -> None:
+        self._link = link
+        self._channel = channel
+        self._credit = wire.INITIAL_CREDIT
+        self._closed = False
+        self._granted = Notice(link.loop)
+        self._turn = asyncio.Lock()
+
+    def grant(self, frame: wire.Frame) -> None:
+        """A CREDIT frame.  Raises: ProtocolError: more credit than there were bytes."""
+        more = wire.Credit.decode(frame.payload).bytes
+        if frame.flags or self._credit + more > wire.INITIAL_CREDIT:
+            raise ProtocolError(f"init gave {more} bytes of credit too much", channel=frame.channel)
+        self._credit += more
+        self._granted.notify()
+
+    def close(self) -> None:
+        """Nothing more can be sent."""
+        self._closed = True
+        self._granted.notify()
+
+    async def send(self, data: bytes | memoryview, *, end: bool = False) -> bool:
+        """Send all of ``data`` in order, then ``end``; False when the operation ended before that.
+
+        Raises:
+            RuntimeUnavailable: init is gone.
+        """
+        async with self._turn:
+            view = memoryview(data).cast("B")
+            while view:
+                count = await self._room(len(view))
+                if not count:
+                    return False
+                last = end and count == len(view)
+                self._link.write(wire.encode_data(self._channel.number, view[:count], end=last))
+                self._credit -= count
+                view = view[count:]
+                end = end and not last
+            if end and await self._ready():
+                self._link.write(wire.encode_data(self._channel.number, b"", end=True))
+            return self._open()
+
+    def _open(self) -> bool:
+        return not self._closed and self._channel.number != 0
+
+    async def _ready(self) -> bool:
+        if not self._closed:
+            await self._link.drain()
+        return self._open()
+
+    async def _room(self, wanted: int) -> int:
+        """How much may go now, waiting until it is something; 0 when the operation ended."""
+        while await self._ready():
+            if self._credit:
+                return min(wanted, self._credit, _SEND_PIECE)
+            await self._granted
+        return 0
