@@ -40,7 +40,8 @@ _AT_EMPTY_PATH: Final = 0x1000
 
 _LOOP_CTL_GET_FREE: Final = 0x4C82
 _LOOP_CONFIGURE: Final = 0x4C0A
-_LOOP_CLR_FD: Final = 0x4C01
+_LOOP_GET_STATUS64: Final = 0x4C05
+_LOOP_INFO_BYTES: Final = 232
 _LO_FLAGS_READ_ONLY: Final = 1
 _LO_FLAGS_AUTOCLEAR: Final = 4
 _LO_FLAGS_DIRECT_IO: Final = 16
@@ -217,6 +218,30 @@ def _try_loop(control: int, config: bytes, read_only: bool) -> Loop | None:
         os.close(device)
         raise
     return Loop(path, device)
+
+
+def find_loop(backing: int) -> Loop | None:
+    """The loop device that is over this file already: never put a second one over a file that is mounted.
+
+    Raises: OSError.
+    """
+    info = os.fstat(backing)
+    for device in sorted(Path("/sys/block").glob("loop*/loop/backing_file")):
+        path = f"/dev/{device.parts[3]}"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # gone in between, or not ours to open
+        status = bytearray(_LOOP_INFO_BYTES)
+        try:
+            fcntl.ioctl(descriptor, _LOOP_GET_STATUS64, status)
+        except OSError:
+            os.close(descriptor)
+            continue
+        if struct.unpack_from("=2Q", status) == (info.st_dev, info.st_ino):
+            return Loop(path, descriptor)  # our descriptor keeps it from clearing itself
+        os.close(descriptor)
+    return None
 
 
 def mount_image(path: Path) -> int:

@@ -1,0 +1,462 @@
+"""Writable layers: btrfs subvolumes, each with a quota that the kernel holds.
+
+A new subvolume costs 0.2 ms, but the end of one costs the kernel 1 ms (it commits a transaction to remove its qgroup). So
+slots are used again: a discarded one is emptied, and only when that would take long, or left anything behind, is it
+destroyed. Claiming from the shelf of empty slots is free; all work on the disk is done in threads.
+
+Names in the pool: ``slot-N`` a subvolume with ``upper`` and ``work``; ``sb-…`` (durable pools only) a link to the slot of
+that sandbox. A slot without a link is nobody's, and is emptied when the pool is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from dsec.errors import BadRequest, CleanupFailed, Conflict, NotFound, StorageFull
+from dsec.model.ids import SandboxId, parse_sandbox_id
+from dsec.model.sandbox import MIB
+from dsec.ports.storage import Layers
+from dsec.stores import btrfs
+from dsec.stores.pool import Pool, open_pool
+
+_T = TypeVar("_T")
+
+_CLOSED: Final = "the store of layers is closed"
+
+_SLOT: Final = "slot-"
+_DEFAULT_MIB: Final = 1024
+_KEPT: Final = 1024  # empty slots at most; each holds 16 KiB
+_BACKLOG: Final = 2048  # slots waiting to be emptied, before discarding waits
+_ENTRIES: Final = 64  # more than this in a layer: destroying it is cheaper than emptying it
+_RESIDUE: Final = 256 * 1024  # bytes that a used slot may still be charged with (freed by the next commit)
+_SMALL_MIB: Final = 16  # a quota so small that a residue would matter gets a slot that was never used
+_THREADS: Final = 4
+_COMMIT_AFTER: Final = 0.2
+_GROUPS_AFTER: Final = 2.0
+_COMMIT_COUNT: Final = 256
+_SPARE: Final = 64 * MIB  # with less free in the pool no layer is given out
+
+
+@dataclass(eq=False, slots=True)
+class _Slot:
+    """A subvolume. ``limit``: its quota in bytes. ``used``: it has been somebody's."""
+
+    name: str
+    subvolume: int
+    limit: int
+    used: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Claim:
+    """Whose slot. The slot is put in by a thread and taken out by who ends the claim: exactly one gets it."""
+
+    slots: deque[_Slot] = field(default_factory=deque)
+    name: str = ""
+    ended: bool = False
+
+    def take(self) -> _Slot | None:
+        try:
+            return self.slots.pop()
+        except IndexError:
+            return None
+
+
+class BtrfsLayers(Layers):
+    """Layers in a pool. Make one with :meth:`open`."""
+
+    def __init__(self, pool: Pool, *, shelf: int, durable: bool) -> None:
+        self._pool = pool
+        self._durable = durable
+        self._target = shelf
+        self._limit = _DEFAULT_MIB * MIB  # what the next slots are made for: what was asked for last
+        self._claims: dict[SandboxId, _Claim] = {}
+        self._shelf: deque[_Slot] = deque()
+        self._jobs: SimpleQueue[_Slot | None] = SimpleQueue()
+        self._stuck: deque[_Slot] = deque()
+        self._groups: deque[int] = deque(maxlen=_BACKLOG)  # of subvolumes that were destroyed
+        self._uncommitted = 0
+        self._next = 0
+        self._names = threading.Lock()
+        self._full = False
+        self._closing = False
+        self._closed = False
+        self._limiter = CapacityLimiter(_THREADS)
+        self._gate = threading.Semaphore(_THREADS)
+        self._worker = threading.Thread(target=self._work, name="dsec-layers", daemon=True)
+
+    @classmethod
+    async def open(
+        cls, state_dir: Path, *, size_bytes: int | None = None, shelf: int = 8, durable: bool
+    ) -> BtrfsLayers:
+        """Open (or make) the pool of a state directory and fill the shelf.
+
+        Args:
+            size_bytes: of a pool that is made; None: see :func:`~dsec.stores.pool.open_pool`.
+            shelf: empty slots kept ready.
+            durable: keep the layers; otherwise everything ends with this process, however it ends.
+
+        Raises:
+            StorageFull, Conflict, Unsupported, StoreDamaged: as :func:`~dsec.stores.pool.open_pool`.
+        """
+        if not 0 <= shelf <= _KEPT:
+            raise BadRequest(f"shelf: {shelf} is not a number from 0 to {_KEPT}")
+        pool = await to_thread.run_sync(partial(open_pool, state_dir, size_bytes, durable=durable))
+        layers = cls(pool, shelf=shelf, durable=durable)
+        try:
+            await to_thread.run_sync(layers._start)
+        except BaseException:
+            layers._closed = True
+            pool.close()
+            raise
+        return layers
+
+    # What the port asks for. Nothing here touches the disk on the event loop.
+
+    async def create(self, sandbox: SandboxId, disk_mib: int) -> Path:
+        """See :class:`~dsec.ports.storage.Layers`.
+
+        In a private pool a claim from the shelf is a pop from a deque and no system call, so it needs no thread.
+        """
+        if sandbox in self._claims:
+            raise Conflict(f"{sandbox} has a layer already")
+        self._check_open()
+        self._limit = limit = disk_mib * MIB
+        claim = self._claims[sandbox] = _Claim()
+        try:
+            slot = self._from_shelf(fresh=disk_mib < _SMALL_MIB)
+            if slot is not None and slot.limit == limit and not self._durable and not self._full:
+                self._give(claim, slot)
+                return Path(slot.name)
+            return await self._run(partial(self._prepare, sandbox, claim, slot, limit))
+        except BaseException:
+            self._end(self._claims.pop(sandbox, claim))
+            raise
+
+    async def discard(self, sandbox: SandboxId) -> None:
+        """See :class:`~dsec.ports.storage.Layers`."""
+        claim = self._claims.get(sandbox)
+        if claim is None:
+            return
+        if self._durable:
+            await self._run(partial(self._forget, sandbox))
+        self._claims.pop(sandbox, None)
+        self._end(claim)
+        if self._jobs.qsize() > _BACKLOG:
+            await self._run(self._help)
+
+    async def used(self, sandbox: SandboxId) -> int:
+        """See :class:`~dsec.ports.storage.Layers`. Metadata counts: an empty file takes some hundred bytes."""
+        claim = self._claims.get(sandbox)
+        slot = claim.slots[0] if claim is not None and claim.slots else None
+        if slot is None:
+            raise NotFound(f"{sandbox} has no layer")
+        return await self._run(partial(btrfs.qgroup_bytes, self._pool.file_system, slot.subvolume))
+
+    async def list(self) -> tuple[SandboxId, ...]:
+        """See :class:`~dsec.ports.storage.Layers`."""
+        return tuple(self._claims)
+
+    def root_fd(self) -> int:
+        """Root of the detached mount, an ``O_PATH`` descriptor; it is closed by :meth:`close`."""
+        return self._pool.mount
+
+    def stuck(self) -> int:
+        """Slots that could not be emptied or destroyed so far; each is tried again after the next discard."""
+        return len(self._stuck)
+
+    async def close(self) -> None:
+        """See :class:`~dsec.ports.storage.Layers`. Twice is no error."""
+        if not self._closed:
+            self._closed = True
+            await to_thread.run_sync(self._stop)
+
+    # Claims.
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        self._check_open()
+        return await to_thread.run_sync(partial(self._guarded, work), limiter=self._limiter)
+
+    def _guarded(self, work: Callable[[], _T]) -> _T:
+        """Runs in a thread. Whoever waits for it may be cancelled, but the descriptors stay open until it is done."""
+        with self._gate:
+            if self._closing:
+                raise Conflict(_CLOSED)
+            return work()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Conflict(_CLOSED)
+
+    def _from_shelf(self, *, fresh: bool) -> _Slot | None:
+        """An empty slot, or None; wakes the worker when the shelf runs low."""
+        if len(self._shelf) * 2 <= self._target:
+            self._jobs.put(None)
+        with suppress(IndexError):
+            slot = self._shelf.popleft()
+            if not (fresh and slot.used):
+                return slot
+            self._shelf.append(slot)
+        return None
+
+    def _give(self, claim: _Claim, slot: _Slot) -> None:
+        """Give a slot to a claim, which may have ended while the slot was made."""
+        slot.used = True
+        claim.name = slot.name
+        claim.slots.append(slot)
+        if claim.ended:
+            self._end(claim)
+
+    def _end(self, claim: _Claim) -> None:
+        claim.ended = True
+        slot = claim.take()
+        if slot is not None:
+            self._jobs.put(slot)
+
+    # In threads from here on.
+
+    def _prepare(self, sandbox: SandboxId, claim: _Claim, slot: _Slot | None, limit: int) -> Path:
+        """Make what the claim still lacks: a slot, its quota, its link."""
+        try:
+            if slot is None:
+                slot = self._make(limit)
+            elif slot.limit != limit:
+                btrfs.limit_qgroup(self._pool.directory, slot.subvolume, limit)
+                slot.limit = limit
+            self._check_space()
+            if self._durable:
+                os.symlink(slot.name, sandbox, dir_fd=self._pool.directory)
+        except OSError as error:
+            self._return(slot)
+            raise _translated(error, sandbox) from error
+        except BaseException:
+            self._return(slot)
+            raise
+        self._give(claim, slot)
+        return Path(slot.name)
+
+    def _return(self, slot: _Slot | None) -> None:
+        if slot is not None:
+            self._jobs.put(slot)
+
+    def _check_space(self) -> None:
+        """Raises: StorageFull: too little is left in the pool for one more layer."""
+        info = os.fstatvfs(self._pool.directory)
+        free = info.f_bavail * info.f_frsize
+        self._full = free < _SPARE
+        if self._full:
+            raise StorageFull(
+                f"the pool of writable layers is full: {free:,} of {info.f_blocks * info.f_frsize:,} bytes are free",
+                hint="destroy sandboxes, or make the pool larger",
+                free=free,
+            )
+
+    def _forget(self, sandbox: SandboxId) -> None:
+        try:
+            os.unlink(sandbox, dir_fd=self._pool.directory)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise CleanupFailed(
+                f"the layer of {sandbox} cannot be removed: {error.strerror}", errno=error.errno
+            ) from error
+
+    def _make(self, limit: int) -> _Slot:
+        """A new, empty slot.  Raises: OSError."""
+        with self._names:
+            self._next += 1
+            name = f"{_SLOT}{self._next}"
+        btrfs.create_subvolume(self._pool.directory, name)
+        inside = self._open(name)
+        try:
+            slot = _Slot(name, btrfs.subvolume_id(inside), limit)
+            btrfs.limit_qgroup(self._pool.directory, slot.subvolume, limit)
+            _make_parts(inside)
+        finally:
+            os.close(inside)
+        return slot
+
+    def _open(self, name: str) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, dir_fd=self._pool.directory)
+
+    def _start(self) -> None:
+        """Take over what is there, fill the shelf, start the worker."""
+        links: dict[str, SandboxId] = {}
+        slots: list[str] = []
+        for name in os.listdir(self._pool.directory):
+            if name.startswith(_SLOT):
+                slots.append(name)
+                self._next = max(self._next, int(name.removeprefix(_SLOT)))
+            else:
+                links[os.readlink(name, dir_fd=self._pool.directory)] = parse_sandbox_id(name)
+        for name in slots:
+            inside = self._open(name)
+            slot = _Slot(name, btrfs.subvolume_id(inside), 0, used=True)
+            os.close(inside)
+            if name in links:
+                self._claims[links[name]] = _Claim(deque([slot]), name)
+            else:
+                self._jobs.put(slot)
+        if self._jobs.empty():
+            self._fill()
+        self._worker.start()
+
+    def _stop(self) -> None:
+        self._closing = True
+        self._jobs.put(None)
+        self._worker.join()
+        for _ in range(_THREADS):
+            self._gate.acquire()
+        self._pool.close()
+        if not self._durable:
+            self._pool.wait_gone()
+
+    def _help(self) -> None:
+        """Empty one slot for the worker, which is behind."""
+        with suppress(Empty):
+            slot = self._jobs.get_nowait()
+            if slot is not None:
+                self._put_back(slot)
+
+    def _work(self) -> None:
+        """The worker: empties slots, keeps the shelf filled, lets the kernel free what was destroyed."""
+        while not self._closing:
+            try:
+                job = self._jobs.get(timeout=self._patience())
+            except Empty:
+                self._commit()
+                continue
+            if job is not None:
+                self._put_back(job)
+            if self._uncommitted >= _COMMIT_COUNT:
+                self._commit()
+            if self._jobs.empty() and not self._closing:
+                self._retry()
+                self._fill()
+
+    def _patience(self) -> float | None:
+        """Seconds that the worker waits for a job before it looks after what was destroyed."""
+        if self._uncommitted:
+            return _COMMIT_AFTER
+        return _GROUPS_AFTER if self._groups else None
+
+    def _fill(self) -> None:
+        """Make slots until the shelf is full. A full disk is told to who asks for a layer, not here."""
+        with suppress(OSError):
+            while len(self._shelf) < self._target and not self._closing:
+                self._shelf.append(self._make(self._limit))
+
+    def _retry(self) -> None:
+        for _ in range(len(self._stuck)):
+            self._put_back(self._stuck.popleft())
+
+    def _put_back(self, slot: _Slot) -> None:
+        """Back on the shelf when it is as good as new, else destroyed."""
+        try:
+            if len(self._shelf) >= _KEPT or not self._emptied(slot):
+                btrfs.destroy_subvolume(self._pool.directory, slot.name)
+                self._groups.append(slot.subvolume)
+                self._uncommitted += 1
+                return
+        except OSError:
+            self._stuck.append(slot)
+            return
+        self._shelf.append(slot)
+
+    def _emptied(self, slot: _Slot) -> bool:
+        """Make it empty, if that is quick. False: it is not, and must be destroyed."""
+        inside = self._open(slot.name)
+        try:
+            budget = _Budget(_ENTRIES)
+            for part in ("upper", "work"):
+                _remove_tree(inside, part, budget)
+            _make_parts(inside)
+        except OSError:
+            return False
+        finally:
+            os.close(inside)
+        return btrfs.qgroup_bytes(self._pool.file_system, slot.subvolume) <= _RESIDUE
+
+    def _commit(self) -> None:
+        """Let the kernel free what was destroyed, and remove qgroups that it left (before 6.11 it leaves them all)."""
+        if self._uncommitted:
+            self._uncommitted = 0
+            with suppress(OSError):
+                btrfs.start_commit(self._pool.directory)
+        for _ in range(len(self._groups)):
+            subvolume = self._groups.popleft()
+            try:
+                btrfs.remove_qgroup(self._pool.directory, subvolume)
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    self._groups.append(subvolume)
+
+
+def _translated(error: OSError, sandbox: SandboxId) -> Exception:
+    """What an error of the pool means to who asks for a layer."""
+    if error.errno == errno.EEXIST:
+        return Conflict(f"{sandbox} has a layer already")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull("the pool of writable layers is full", hint="destroy sandboxes, or make it larger")
+    return error
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Entries that may still be removed."""
+
+    left: int
+
+    def spend(self) -> None:
+        """Raises: OSError: E2BIG: used up."""
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.E2BIG, "too many entries to remove one by one")
+
+
+def _make_parts(slot: int) -> None:
+    """The two directories of an empty slot, without anything that an earlier user could have set on them."""
+    for part in ("upper", "work"):
+        os.mkdir(part, dir_fd=slot)
+        os.chmod(part, 0o755, dir_fd=slot)  # noqa: S103 - a root directory, whatever the umask
+
+
+def _remove_tree(parent: int, name: str, budget: _Budget) -> None:
+    """Remove a tree, within a budget.  Raises: OSError."""
+    budget.spend()
+    try:
+        os.rmdir(name, dir_fd=parent)
+        return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        with os.scandir(inside) as entries:
+            some = islice(entries, budget.left + 1)
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in some]
+        for child, is_directory in found:
+            if is_directory:
+                _remove_tree(inside, child, budget)
+            else:
+                budget.spend()
+                os.unlink(child, dir_fd=inside)
+    finally:
+        os.close(inside)
+    os.rmdir(name, dir_fd=parent)
