@@ -21,15 +21,7 @@ struct list_op {
     int fd;
     uint32_t uid, gid, left;
     long n, at;
-    char buf[NAMES_BUF];
-};
-
-struct dirent_raw {
-    uint64_t ino;
-    int64_t off;
-    uint16_t reclen;
-    uint8_t type;
-    char name[];
+    _Alignas(struct dirent_raw) char buf[NAMES_BUF];
 };
 
 static void answer(const struct request *q, int err, const char *message) {

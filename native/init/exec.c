@@ -96,6 +96,7 @@ static void send_started(struct exec *e) {
     put_u64(&w, e->s[0].sent);
     put_u64(&w, e->s[1].sent);
     send_frame(K_STARTED, 0, e->channel->id, buf, w.len);
+    e->announced = true;
 }
 
 /* What refuses an EXEC before anything is made. */
@@ -181,6 +182,7 @@ void exec_attach(const struct request *q) {
     e->s[1].sent = clamp_offset(&e->s[1], q->b);
     e->s[0].end_sent = false;
     e->s[1].end_sent = e->pty;
+    e->announced = false;
     activate(e);
     if (e->pid || e->state != RUNNING)
         send_started(e);
@@ -296,6 +298,8 @@ static void release(struct exec *e) {
 static void leader_ended(struct exec *e, uint8_t how, int32_t code, uint8_t reason) {
     if (e->state != RUNNING)
         return;
+    if (e->channel && !e->announced)
+        send_started(e);
     e->how = how;
     e->code = code;
     e->reason = reason;
@@ -322,16 +326,11 @@ static void started(struct exec *e, pid_t pid) {
         send_started(e);
 }
 
-static void failed(struct exec *e, int err) {
-    if (e->channel)
-        send_started(e);
-    leader_ended(e, 2, err, 0);
-}
 
 static void handle(struct exec *e, const struct report *r) {
     switch (r->what) {
     case REPORT_STARTED: started(e, r->value); break;
-    case REPORT_FAILED: failed(e, r->value); break;
+    case REPORT_FAILED: leader_ended(e, 2, r->value, 0); break;
     case REPORT_ESCALATE: kill_everything(); break;
     case REPORT_ENDED:
         if (e->kill_reason && !r->killed)

@@ -27,7 +27,8 @@ struct exec {
     struct exec *all_prev, *all_next;
     uint8_t id[ID_LIMIT];
     uint8_t id_n;
-    bool active, pty, lost, released;
+    bool active, pty, lost;
+    bool announced;                  /* STARTED was sent on the channel */
     uint8_t kill_reason;             /* 0, 1 timeout, 2 SIGNAL: a kill was asked for */
     enum exec_state state;
     pid_t pid, monitor;

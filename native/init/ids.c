@@ -4,10 +4,13 @@
 
 #define REMEMBERED 65536u
 
-static uint64_t *ring;               /* insertion order */
-static uint32_t ring_cap, ring_len, ring_head;
-static uint64_t *table;              /* open addressing, 0 is free; at most half full */
-static uint32_t table_cap;
+/* Open addressing, 0 is free, at most three quarters full. */
+struct set {
+    uint64_t *slots;
+    uint32_t cap, used;
+};
+
+static struct set recent, before;    /* `recent` holds up to REMEMBERED; then it becomes `before` */
 
 static uint64_t hash(struct span id) {
     uint64_t h = 0xcbf29ce484222325u;
@@ -19,64 +22,43 @@ static uint64_t hash(struct span id) {
     return h ? h : 1;
 }
 
-static uint32_t slot_of(uint64_t h) {
-    uint32_t i = (uint32_t)h & (table_cap - 1);
-    while (table[i] && table[i] != h)
-        i = (i + 1) & (table_cap - 1);
-    return i;
+static uint64_t *slot_of(const struct set *s, uint64_t h) {
+    uint32_t i = (uint32_t)h & (s->cap - 1);
+    while (s->slots[i] && s->slots[i] != h)
+        i = (i + 1) & (s->cap - 1);
+    return &s->slots[i];
 }
 
-static void rebuild(void) {
-    for (uint32_t i = 0; i < table_cap; i++)
-        table[i] = 0;
-    for (uint32_t i = 0; i < ring_len; i++) {
-        uint64_t h = ring[(ring_head + i) % ring_cap];
-        table[slot_of(h)] = h;
-    }
-}
+static bool has(const struct set *s, uint64_t h) { return s->cap && *slot_of(s, h) == h; }
 
-static bool grow(void) {
-    uint32_t cap = ring_cap ? ring_cap * 2 : 64;
-    uint64_t *bigger = realloc(ring, cap * sizeof *ring);
-    if (!bigger)
+static bool grow(struct set *s) {
+    struct set bigger = {.cap = s->cap ? s->cap * 2 : 64, .used = s->used};
+    bigger.slots = calloc(bigger.cap, sizeof *bigger.slots);
+    if (!bigger.slots)
         return false;
-    ring = bigger;
-    uint64_t *slots = malloc(4u * cap * sizeof *slots);
-    if (!slots)
-        return false;
-    free(table);
-    table = slots;
-    table_cap = 4 * cap;
-    ring_cap = cap;
-    rebuild();
+    for (uint32_t i = 0; i < s->cap; i++)
+        if (s->slots[i])
+            *slot_of(&bigger, s->slots[i]) = s->slots[i];
+    free(s->slots);
+    *s = bigger;
     return true;
 }
 
-/* Forgets the oldest half at once: deleting one by one would need tombstones. The last 65,536 stay remembered. */
-static void forget_old(void) {
-    ring_head = (ring_head + ring_len / 2) % ring_cap;
-    ring_len -= ring_len / 2;
-    rebuild();
-}
-
 bool ids_seen(struct span id) {
-    if (!table)
-        return false;
     uint64_t h = hash(id);
-    return table[slot_of(h)] == h;
+    return has(&recent, h) || has(&before, h);
 }
 
 bool ids_add(struct span id) {
-    if (ring_len == ring_cap) {
-        if (ring_cap < 2 * REMEMBERED) {
-            if (!grow())
-                return false;
-        } else {
-            forget_old();
-        }
+    if (recent.used == REMEMBERED) {
+        free(before.slots);
+        before = recent;
+        recent = (struct set){0};
     }
+    if (recent.used >= recent.cap / 4 * 3 && !grow(&recent))
+        return false;
     uint64_t h = hash(id);
-    ring[(ring_head + ring_len++) % ring_cap] = h;
-    table[slot_of(h)] = h;
+    *slot_of(&recent, h) = h;
+    recent.used++;
     return true;
 }

@@ -73,6 +73,15 @@ struct server {
     bool busy;                       /* large buffers were touched since the last trim */
 };
 
+/* As getdents64 writes it; buffers of it are aligned for it. */
+struct dirent_raw {
+    uint64_t ino;
+    int64_t off;
+    uint16_t reclen;
+    uint8_t type;
+    char name[];
+};
+
 #define SCRATCH (FRAME_MAX + FRAME_HEAD)
 
 extern struct server sv;

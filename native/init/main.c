@@ -280,21 +280,37 @@ static void wait_events(int ms) {
         trim();
 }
 
-/* Requests come before timers: a SHIFT that was sent before this process was thawed counts. */
-static bool turn(void) {
-    static unsigned skipped;
+static bool requests(void) {
     if (sv.listener.in)
         conn_accept();
-    bool more = conn_read();
+    return conn_read();
+}
+
+/* Requests come before timers: a SHIFT that was sent before this process was thawed counts. The wait may have been
+ * interrupted before it could tell of it, so the sockets are asked again whenever a timer is due. A connection that
+ * always has more to say delays timers by TIMER_SKIPS turns. */
+static bool requests_then_timers(void) {
+    static unsigned skipped;
+    bool more = requests();
+    uint64_t now = now_ns();
+    if (execs_next_timer() <= now && !more) {
+        sv.listener.in = true;
+        conn_io()->in = conn_io()->fd >= 0;
+        more = requests();
+    }
     execs_monitors();
     if (child_ended)
         reap();
     if (!more || ++skipped > TIMER_SKIPS) {
-        uint64_t now = now_ns();
-        skipped = 0;
         execs_timers(now);
         kill_round(now);
+        skipped = 0;
     }
+    return more;
+}
+
+static bool turn(void) {
+    bool more = requests_then_timers();
     sv.blocked = false;
     more |= execs_pump();
     more |= ops_pump();

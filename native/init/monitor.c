@@ -193,14 +193,14 @@ _Noreturn void monitor_run(struct plan *p) {
     prctl(PR_SET_NAME, "monitor", 0, 0, 0);
     int failed;
     pid_t pid = start(p, &failed);
-    close(0);
-    close(1);
-    close(2);
     if (failed) {
         report(REPORT_FAILED, failed, false, NULL);
         _exit(0);
     }
     report(REPORT_STARTED, pid, false, NULL);
+    close(0);
+    close(1);
+    close(2);
     follow(pid);
     _exit(0);
 }

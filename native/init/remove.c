@@ -17,14 +17,6 @@ struct level {
     char name[256];                  /* in the level above */
 };
 
-struct dirent_raw {
-    uint64_t ino;
-    int64_t off;
-    uint16_t reclen;
-    uint8_t type;
-    char name[];
-};
-
 static int open_level(int dirfd, const char *name) {
     return openat(dirfd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
 }
@@ -58,7 +50,7 @@ static int move_up(int from, const char *name, int top) {
 
 /* Removes what it can in one directory. 0: all of it; ENOTEMPTY: descend into `into`; otherwise the error. */
 static int sweep(int fd, char into[256]) {
-    char buf[8192];
+    _Alignas(struct dirent_raw) char buf[8192];
     if (lseek(fd, 0, SEEK_SET) < 0)
         return errno;
     for (;;) {

@@ -160,12 +160,16 @@ static bool stream_pump(struct exec *e, struct stream *s) {
         s->done = e->state != RUNNING && !e->pty;
         return s->done;
     }
-    s->done = true; /* end of file; EIO when the last holder of a terminal has gone */
+    if (e->pty && e->state == RUNNING)
+        return false; /* EIO: nobody holds the terminal now, but it can be opened again, and closing would hang up */
+    s->done = true;
     io_close(&s->io);
     return true;
 }
 
 bool streams_pump(struct exec *e) {
+    if (e->state == RUNNING && !e->pid)
+        return false; /* STARTED comes first */
     bool more = stream_pump(e, &e->s[0]);
     more |= stream_pump(e, &e->s[1]);
     return more;

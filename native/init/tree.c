@@ -23,16 +23,8 @@ struct pids {
 
 struct names {
     int fd;
-    char buf[4096];
+    _Alignas(struct dirent_raw) char buf[4096];
     long n, at;
-};
-
-struct dirent_raw {
-    uint64_t ino;
-    int64_t off;
-    uint16_t reclen;
-    uint8_t type;
-    char name[];
 };
 
 static bool pids_add(struct pids *l, pid_t pid) {
@@ -77,7 +69,7 @@ static bool add_children_file(struct pids *l, const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
-    char buf[4096];
+    _Alignas(struct dirent_raw) char buf[4096];
     pid_t pid = 0;
     for (ssize_t n; (n = read(fd, buf, sizeof buf)) > 0;) {
         for (ssize_t i = 0; i < n; i++) {

@@ -25,14 +25,6 @@ struct walk {
     uint8_t buf[OUT_BUF];
 };
 
-struct dirent_raw {
-    uint64_t ino;
-    int64_t off;
-    uint16_t reclen;
-    uint8_t type;
-    char name[];
-};
-
 static int flush(struct walk *w) {
     for (size_t at = 0; at < w->used;) {
         ssize_t n = write(w->out, w->buf + at, w->used - at);
@@ -165,7 +157,7 @@ static int visit(struct walk *w, int dirfd, const char *dir, const char *name) {
 }
 
 static int visit_all(struct walk *w, int fd, const char *dir) {
-    char buf[8192];
+    _Alignas(struct dirent_raw) char buf[8192];
     for (;;) {
         long n = syscall(SYS_getdents64, fd, buf, sizeof buf);
         if (n <= 0)

@@ -33,14 +33,6 @@ struct watch {
     bool lost;
 };
 
-struct dirent_raw {
-    uint64_t ino;
-    int64_t off;
-    uint16_t reclen;
-    uint8_t type;
-    char name[];
-};
-
 static void put_event(struct watch *t, struct writer *w, uint8_t what, bool dir, const char *path, uint32_t cookie) {
     if (w->cap - w->len < EVENT_ROOM) {
         t->lost = true;
@@ -119,7 +111,7 @@ static bool is_directory(int fd, const struct dirent_raw *e) {
 
 /* One directory: a watch on it; its directories go to the list; what is in it is announced when `w` is given. */
 static int add_one(struct watch *t, const char *path, struct writer *w, char ***list, uint32_t *n) {
-    char buf[4096], child[PATH_LIMIT + 1];
+    _Alignas(struct dirent_raw) char buf[4096], child[PATH_LIMIT + 1];
     int fd = open_path(t->root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0, true);
     int err = fd < 0 ? errno : add_fd(t, fd, path);
     for (long got; !err && (got = syscall(SYS_getdents64, fd, buf, sizeof buf)) > 0;) {
