@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +19,7 @@ from dsec.stores.schema import translated
 from dsec.stores.writer import Writer
 
 _LOG: Final = logging.getLogger(__name__)
-_LOOK_EVERY: Final = 64  # commits between two looks at the size of the log
+_LOOK_EVERY: Final = 256  # commits between two looks at the size of the log
 _RETRY_SECONDS: Final = 5.0
 _LOCKED_SECONDS: Final = 0.05
 
@@ -65,7 +66,8 @@ class Keeper:
         self._pace = pace
         self._now = now
         self._commits = 0
-        self._long = False
+        self._signed_at = time.monotonic()
+        self._look = False
         self._closing = False
         self._wake = threading.Condition(threading.Lock())
         self._thread = threading.Thread(target=self._work, name="dsec-journal-keeper", daemon=True)
@@ -78,8 +80,10 @@ class Keeper:
     def committed(self) -> None:
         """Told after each commit, by the thread that committed; costs next to nothing."""
         self._commits += 1
-        if self._commits % _LOOK_EVERY == 0 and self._wal_size() > self._pace.wal_bytes:
-            self._long = True
+        if self._commits % _LOOK_EVERY == 0:
+            self._look = (
+                True  # the keeper looks: this thread may be the event loop's and asks the disk nothing
+            )
             self._nudge()
         elif self._ledger.unsigned_records >= self._pace.records:
             self._nudge()
@@ -98,6 +102,7 @@ class Keeper:
             with self._writer.alone():
                 heads = dict(islice(self._ledger.unsigned.items(), MAX_HEADS))
                 self._ledger.unsigned_records = 0
+                self._signed_at = time.monotonic()
             if not heads:
                 return
             place = self._file.append(heads, self._now())
@@ -139,10 +144,10 @@ class Keeper:
     def _work(self) -> None:
         while self._wait():
             try:
-                if self._long:
-                    self._long = False
+                self._look = False
+                if self._wal_size() > self._pace.wal_bytes:
                     self.shorten()
-                if self._ledger.unsigned:
+                if self._signing_due():
                     self.sign()
             except DsecError as exc:
                 _LOG.error("the journal's keeper: %s", exc)
@@ -157,7 +162,14 @@ class Keeper:
             return not self._closing
 
     def _due(self) -> bool:
-        return self._long or self._ledger.unsigned_records >= self._pace.records
+        return self._look or self._ledger.unsigned_records >= self._pace.records
+
+    def _signing_due(self) -> bool:
+        if not self._ledger.unsigned:
+            self._signed_at = time.monotonic()
+            return False
+        late = time.monotonic() - self._signed_at >= self._pace.seconds
+        return late or self._ledger.unsigned_records >= self._pace.records
 
     def _pause(self) -> bool:
         """Wait before the next try; True: the end."""

@@ -1,0 +1,142 @@
+"""What an append to the journal costs, by durability, and by the two designs of its writer.
+
+``python benchmarks/journal.py [--json] [--directory DIR] [--count N]``: a table, and the figures as JSON. Only the
+file system of DIR (default: the temporary directory) counts for ``disk``; ``loop`` is the longest time for which the
+event loop could do nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sqlite3
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dsec.model.journal import Draft, Phase
+from dsec.stores.journal import SqliteStore
+from dsec.stores.schema import Durability
+
+WARM_UP = 200
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table; times in microseconds."""
+
+    durability: str
+    writer: str
+    callers: int
+    appends: int
+    per_second: float
+    p50: float
+    p90: float
+    p99: float
+    longest: float
+    loop_p99: float
+
+
+def draft(n: int) -> Draft:
+    """A record as an exec writes it."""
+    payload = {"argv": ["sh", "-c", "echo hello"], "cwd": "/workspace", "timeout": 10.0}
+    return Draft(chain=f"sb-{n % 50}", act="exec", phase=Phase.INTENT, ref=f"ex-{n}", payload=payload)
+
+
+async def lags(stop: asyncio.Event) -> list[float]:
+    """How late the loop comes back to a task that only waits its turn."""
+    found: list[float] = []
+    while not stop.is_set():
+        begun = time.perf_counter()
+        await asyncio.sleep(0.001)
+        found.append(time.perf_counter() - begun - 0.001)
+    return found
+
+
+async def measure(home: Path, durability: Durability, *, inline: bool, callers: int, count: int) -> Result:
+    """Append ``count`` records by ``callers`` tasks."""
+    store = await SqliteStore.open(
+        home / "state", key=home / "key", engine_id="en-bench", durability=durability
+    )
+    store._writer._inline = inline  # the other design, for comparison
+    times: list[float] = []
+    for n in range(WARM_UP):
+        await store.append(draft(n))
+
+    async def caller(worker: int) -> None:
+        for n in range(worker, count, callers):
+            made = draft(n + WARM_UP)
+            begun = time.perf_counter()
+            await store.append(made)
+            times.append(time.perf_counter() - begun)
+            await asyncio.sleep(0)
+
+    stop = asyncio.Event()
+    watch = asyncio.create_task(lags(stop))
+    begun = time.perf_counter()
+    await asyncio.gather(*(caller(worker) for worker in range(callers)))
+    took = time.perf_counter() - begun
+    stop.set()
+    late = sorted(await watch)
+    await store.close()
+    times.sort()
+    micro = [times[min(int(len(times) * share), len(times) - 1)] * 1e6 for share in (0.5, 0.9, 0.99, 1.0)]
+    lag = late[int(len(late) * 0.99)] * 1e6
+    writer = "inline" if inline else "thread"
+    return Result(durability, writer, callers, count, count / took, *micro, lag)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="JSON only")
+    parser.add_argument("--directory", type=Path, default=None)
+    parser.add_argument("--count", type=int, default=5000)
+    args = parser.parse_args()
+    results = []
+    for durability, inline in (("process", True), ("process", False), ("disk", False)):
+        for callers in (1, 16):
+            count = args.count if durability == "process" else args.count // 5
+            with tempfile.TemporaryDirectory(dir=args.directory) as name:
+                results.append(
+                    asyncio.run(measure(Path(name), durability, inline=inline, callers=callers, count=count))
+                )
+    if not args.json:
+        show(results)
+    print(json.dumps({"machine": machine(), "results": [asdict(result) for result in results]}))
+
+
+def machine() -> dict[str, object]:
+    """Where these figures were taken."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "commit": commit.stdout.strip(),
+    }
+
+
+def show(results: list[Result]) -> None:
+    """A table for people."""
+    print(
+        f"{'durability':11}{'writer':8}{'callers':>7}{'/s':>9}{'p50 us':>9}{'p90':>8}{'p99':>9}{'max':>9}{'loop p99':>10}"
+    )
+    for r in results:
+        print(
+            f"{r.durability:11}{r.writer:8}{r.callers:7}{r.per_second:9.0f}"
+            f"{r.p50:9.1f}{r.p90:8.1f}{r.p99:9.1f}{r.longest:9.0f}{r.loop_p99:10.0f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,401 @@
+"""The SQLite journal against its contracts, and what only a file can do: be damaged, full, or somebody else's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from dsec.errors import Busy, Conflict, StorageFull, StoreDamaged
+from dsec.model.ids import new_exec_id, new_sandbox_id
+from dsec.model.journal import Draft, Finding, Phase
+from dsec.stores.journal import SqliteStore, verify_directory
+from dsec.stores.keeper import Pace
+from dsec.stores.schema import Durability
+from dsec.testing.contracts.journal import ExecsContract, JournalContract, SandboxesContract, note, sandbox
+
+pytestmark = pytest.mark.anyio
+QUIET = Pace(records=10**9, seconds=3600.0)
+
+
+async def opened(home: Path, *, durability: Durability = "process", pace: Pace | None = None) -> SqliteStore:
+    return await SqliteStore.open(
+        home / "state",
+        key=home / "keys" / "journal.key",
+        engine_id="en-test",
+        durability=durability,
+        pace=pace,
+    )
+
+
+async def verified(directory: Path, key: Path) -> tuple[Finding, ...]:
+    return await anyio.to_thread.run_sync(lambda: verify_directory(directory, key=key))
+
+
+async def findings(home: Path) -> list[tuple[str, int]]:
+    found = await verified(home / "state", home / "keys" / "journal.key")
+    return [(finding.chain, finding.seq) for finding in found]
+
+
+@pytest.fixture(params=["process", "disk"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = await opened(tmp_path, durability=request.param)
+    yield store
+    await store.close()
+
+
+class TestJournal(JournalContract): ...
+
+
+class TestSandboxes(SandboxesContract): ...
+
+
+class TestExecs(ExecsContract): ...
+
+
+async def test_everything_is_there_after_opening_again(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    info, running = sandbox(), new_exec_id()
+    await store.add(info, note(info.id))
+    await store.exec_started(info.id, running, ["sleep", "9"])
+    before = await store.read(info.id)
+    await store.close()
+    store = await opened(tmp_path)
+    assert await store.get(info.id) == info
+    assert await store.read(info.id) == before
+    assert [found.id for found in await store.open_execs(info.id)] == [running]
+    record = (await store.append(note(info.id)))[0]
+    assert record.seq == 3
+    assert await store.verify() == ()
+    await store.close()
+    assert await findings(tmp_path) == []
+
+
+async def test_a_closed_store_refuses_and_closing_again_does_nothing(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    await store.close()
+    await store.close()
+    with pytest.raises(Conflict):
+        await store.append(note())
+    with pytest.raises(Conflict):
+        await store.read("engine")
+
+
+async def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    await store.append(note())
+    await store.close()
+    for name in ("state/journal.db", "state/checkpoints.jsonl", "keys/journal.key"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
+
+
+async def test_more_heads_than_are_cached(tmp_path: Path) -> None:
+    store = await opened(tmp_path, pace=QUIET)
+    store._ledger._cached = 4
+    for round_ in range(3):
+        for n in range(20):
+            assert (await store.append(note(f"c{n}")))[0].seq == round_ + 1
+    assert len(store._ledger._heads) == 4
+    assert await store.verify() == ()
+    await store.close()
+
+
+async def test_the_log_stays_short_and_heads_are_signed_while_open(tmp_path: Path) -> None:
+    store = await opened(tmp_path, pace=Pace(records=100, seconds=3600.0, wal_bytes=2**20))
+    wal = tmp_path / "state" / "journal.db-wal"
+    longest = 0
+    for n in range(3000):
+        await store.append(note(n=n, text="x" * 2000))
+        if n % 50 == 0:
+            longest = max(longest, await anyio.to_thread.run_sync(lambda: wal.stat().st_size))
+            await anyio.sleep(0.001)
+    assert longest < 16 * 2**20  # 3,000 commits write three times as much
+    lines = (tmp_path / "state" / "checkpoints.jsonl").read_bytes().count(b"\n")
+    assert lines > 3
+    assert await store.verify() == ()
+    await store.close()
+    assert await findings(tmp_path) == []
+
+
+async def test_a_full_queue_says_busy(tmp_path: Path) -> None:
+    store = await opened(tmp_path, durability="disk")
+    busy = 0
+
+    async def add() -> None:
+        nonlocal busy
+        try:
+            await store.append(note())
+        except Busy:
+            busy += 1
+
+    with store._writer.alone():
+        async with anyio.create_task_group() as group:
+            for _ in range(4200):
+                group.start_soon(add)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+    assert busy >= 4200 - 4096 - 1
+    for _ in range(1000):
+        if not store._writer._queue:
+            break
+        await anyio.sleep(0.01)
+    await store.append(note())  # the same request succeeds later
+    await store.close()
+    assert await findings(tmp_path) == []
+
+
+# What is not ours, or not whole, is never used and never made anew.
+
+
+async def made(home: Path, count: int = 3) -> Path:
+    store = await opened(home)
+    for n in range(count):
+        await store.append(note(n=n))
+    await store.close()
+    return home / "state" / "journal.db"
+
+
+def _edit(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA writable_schema = OFF")
+        for statement in statements:
+            db.execute(statement)
+
+
+def _text(path: Path) -> None:
+    path.write_bytes(b"not a database at all, but some text" * 100)
+
+
+def _half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def _directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "text": _text,
+    "half": _half,
+    "directory": _directory,
+    "foreign": lambda path: _edit(path, "PRAGMA application_id = 7"),
+    "newer": lambda path: _edit(path, "PRAGMA user_version = 2"),
+    "trigger": lambda path: _edit(
+        path, "CREATE TRIGGER t AFTER INSERT ON record BEGIN DELETE FROM sandbox; END"
+    ),
+    "table gone": lambda path: _edit(path, "DROP TABLE sandbox"),
+    "database gone": lambda path: path.unlink(),
+    "checkpoints gone": lambda path: (path.parent / "checkpoints.jsonl").unlink(),
+    "checkpoints cut": lambda path: (path.parent / "checkpoints.jsonl").write_bytes(b""),
+    "key gone": lambda path: (path.parent.parent / "keys" / "journal.key").unlink(),
+    "key of others": lambda path: (path.parent.parent / "keys" / "journal.key").chmod(0o644),
+    "mark gone": lambda path: _edit(path, "DELETE FROM mark"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_damage_is_refused_and_left_as_it_is(tmp_path: Path, damage: str) -> None:
+    path = await made(tmp_path)
+    DAMAGE[damage](path)
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(StoreDamaged):
+        await opened(tmp_path)
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
+async def test_a_key_of_another_journal_is_refused(tmp_path: Path) -> None:
+    await made(tmp_path)
+    await made(tmp_path / "other")
+    shutil.copy2(tmp_path / "other/keys/journal.key", tmp_path / "keys/journal.key")
+    with pytest.raises(StoreDamaged):
+        await opened(tmp_path)
+    assert (await findings(tmp_path))[0] == ("checkpoints", 1)
+
+
+async def test_a_torn_last_checkpoint_is_cut_and_recorded(tmp_path: Path) -> None:
+    path = await made(tmp_path)
+    file = path.parent / "checkpoints.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"at":1,"hea')
+    store = await opened(tmp_path)
+    records = await store.read("engine")
+    assert (records[-1].act, records[-1].payload) == ("journal.checkpoint_cut", {"bytes": 12})
+    await store.close()
+    assert file.read_bytes().startswith(whole)
+    assert await findings(tmp_path) == []
+
+
+async def test_a_half_made_journal_was_never_one(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "journal.db.new").write_bytes(b"half")
+    store = await opened(tmp_path)
+    await store.append(note())
+    await store.close()
+    assert sorted(os.listdir(tmp_path / "state")) == ["checkpoints.jsonl", "journal.db"]
+
+
+# A full disk: nothing is acknowledged that is not stored, and it heals without a restart.
+
+
+async def _until_full(store: SqliteStore) -> int:
+    for stored in range(20_000):
+        try:
+            await store.append(note(n=stored, text="x" * 4000))
+        except StorageFull:
+            return stored
+    raise AssertionError("it never got full")
+
+
+async def test_a_full_database_is_said_and_heals(tmp_path: Path) -> None:
+    store = await opened(tmp_path, pace=QUIET)
+    await store.append(note(n=-1))
+    db = store._parts.db
+    pages = db.execute("PRAGMA page_count").fetchone()[0]
+    db.execute(f"PRAGMA max_page_count = {pages + 50}")
+    stored = await _until_full(store)
+    info = sandbox()
+    with pytest.raises(StorageFull):
+        await store.append(note(text="x" * 60_000), note(text="x" * 60_000))
+    db.execute("PRAGMA max_page_count = 1000000")
+    await store.add(info, note(info.id))
+    record = (await store.append(note(n=-2)))[0]
+    assert record.seq == stored + 2
+    assert await store.verify() == ()
+    await store.close()
+    assert await findings(tmp_path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    target = tmp_path / "small"
+    target.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", target], check=True)
+    yield target
+    subprocess.run(["umount", target], check=True)
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("durability", ["process", "disk"])
+async def test_a_full_disk_is_said_and_heals(
+    tmp_path: Path, small_disk: Path, durability: Durability
+) -> None:
+    ballast = small_disk / "ballast"
+    await anyio.Path(ballast).write_bytes(bytes(600_000))
+    store = await SqliteStore.open(
+        small_disk / "state", key=tmp_path / "k" / "key", engine_id="en-test", durability=durability
+    )
+    stored = await _until_full(store)
+    assert stored > 10
+    with pytest.raises(StorageFull):
+        await store.append(note(text="x" * 60_000), note(text="x" * 60_000))
+    await anyio.Path(ballast).unlink()
+    record = (await store.append(note(n=-2)))[0]
+    assert record.seq == stored + 1
+    assert await store.verify() == ()
+    await store.close()
+    assert await verified(small_disk / "state", tmp_path / "k" / "key") == ()
+
+
+# What was changed is named.
+
+
+async def _chain_of(home: Path, count: int = 6) -> Path:
+    store = await opened(home)
+    for n in range(count):
+        await store.append(note("a", n=n), note("b", n=n))
+    await store.exec_started(new_sandbox_id(), new_exec_id(), ["true"])
+    await store.close()
+    return home / "state" / "journal.db"
+
+
+ALTERED = {
+    "deleted": ("DELETE FROM record WHERE chain = 1 AND seq = 3", ("a", 3)),
+    "tail cut": ("DELETE FROM record WHERE chain = 1 AND seq > 4", ("a", 5)),
+    "first": ("DELETE FROM record WHERE chain = 1 AND seq = 1", ("a", 1)),
+    "chain emptied": ("DELETE FROM record WHERE chain = 1", ("a", 1)),
+    "renamed": ("UPDATE chain SET name = 'z' WHERE number = 1", ("z", 1)),
+    "moved": ("UPDATE record SET chain = 77 WHERE chain = 1", ("a", 1)),
+    "payload gone": ("UPDATE record SET payload = NULL WHERE chain = 1 AND seq = 2", ("a", 2)),
+    "text type": ("UPDATE record SET act = x'00' WHERE chain = 1 AND seq = 2", ("a", 2)),
+    "not UTF-8": ("UPDATE record SET act = CAST(x'ff' AS TEXT) WHERE chain = 1 AND seq = 2", ("a", 2)),
+}
+
+
+@pytest.mark.parametrize("change", ALTERED)
+async def test_a_change_is_named_by_chain_and_record(tmp_path: Path, change: str) -> None:
+    path = await _chain_of(tmp_path)
+    assert await findings(tmp_path) == []
+    statement, expected = ALTERED[change]
+    _edit(path, statement)
+    assert (await findings(tmp_path))[0] == expected
+    assert "b" not in dict(await findings(tmp_path))
+
+
+async def test_a_chain_that_vanished_whole_is_named(tmp_path: Path) -> None:
+    path = await _chain_of(tmp_path)
+    _edit(path, "DELETE FROM record WHERE chain = 1", "DELETE FROM chain WHERE number = 1")
+    assert await findings(tmp_path) == [("a", 1)]
+
+
+async def test_an_older_copy_is_a_cut_tail_and_going_on_with_it_is_seen(tmp_path: Path) -> None:
+    path = await _chain_of(tmp_path)
+    old = path.read_bytes()
+    store = await opened(tmp_path)
+    await store.append(note("a", n=6), note("a", n=7))
+    await store.close()
+    path.write_bytes(old)
+    assert await findings(tmp_path) == [("a", 7)]
+    store = await opened(tmp_path)
+    await store.append(note("a", n=60), note("a", n=70), note("a", n=80))
+    await store.close()
+    assert await findings(tmp_path) == [("a", 8)]
+
+
+async def test_cut_and_altered_checkpoints_are_named(tmp_path: Path) -> None:
+    path = await _chain_of(tmp_path)
+    await (await opened(tmp_path)).close()
+    store = await opened(tmp_path)
+    await store.append(note("a"))
+    await store.close()
+    file = path.parent / "checkpoints.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 2
+    file.write_bytes(lines[0])
+    assert await findings(tmp_path) == [("checkpoints", 2)]
+    file.write_bytes(lines[1])
+    assert (await findings(tmp_path))[0] == ("checkpoints", 1)
+    file.write_bytes(lines[0] + lines[1].replace(b"en-test", b"en-fake"))
+    assert await findings(tmp_path) == [("checkpoints", 2)]
+    file.write_bytes(lines[0] + lines[1])
+    assert await findings(tmp_path) == []
+
+
+async def test_verifying_beside_a_writer_finds_nothing(tmp_path: Path) -> None:
+    store = await opened(tmp_path, pace=Pace(records=20, seconds=0.01, wal_bytes=2**20))
+    done = False
+
+    async def write() -> None:
+        n = 0
+        while not done:
+            await store.append(Draft(chain=f"c{n % 7}", act="a", phase=Phase.NOTE, payload={"n": n}))
+            n += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(write)
+        for _ in range(10):
+            assert await store.verify() == ()
+            assert await findings(tmp_path) == []
+        done = True
+    await store.close()
