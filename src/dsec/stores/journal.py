@@ -96,6 +96,8 @@ class SqliteStore(Journal, Sandboxes, Execs):
         prepared = [prepare(draft) for draft in drafts]
         if not prepared:
             return ()
+        if len(prepared) == 1:
+            return (await self._append_one(prepared[0]),)
         size = sum(len(one.payload) for one in prepared)
         return await self._writer.run(lambda: tuple(map(self._ledger.append, prepared)), size=size)
 
@@ -219,6 +221,13 @@ class SqliteStore(Journal, Sandboxes, Execs):
     async def open_execs(self, sandbox: SandboxId) -> tuple[StoredExec, ...]:
         rows = await self._query(sql.OPEN_EXECS, (sandbox,))
         return tuple(_stored(_record(sandbox, row), None) for row in rows)
+
+    async def _append_one(self, prepared: Prepared) -> Record:
+        return await self._writer.run(
+            lambda: self._ledger.append(prepared),
+            size=len(prepared.payload),
+            bare=lambda: self._ledger.is_bare(prepared.draft.chain),
+        )
 
     def _has(self, draft: Draft, phase: Phase) -> bool:
         rows = self._parts.db.execute(sql.EXEC_BY_REF, (draft.chain, str(phase), draft.ref))

@@ -62,6 +62,10 @@ class Ledger:
             self.unsigned[name] = self._stored_head(number)
         self.unsigned_records = len(self.unsigned)
 
+    def is_bare(self, chain: str) -> bool:
+        """Whether the next append to ``chain`` is a single INSERT."""
+        return chain in self._heads and chain in self.unsigned
+
     def append(self, prepared: Prepared) -> Record:
         """Insert one record; it counts once the transaction is committed and :meth:`settle` was called.
 
