@@ -1,1 +1,30 @@
-"""DSec: the execution environment that agents run in."""
+"""DSec: the execution environment that agents run in.
+
+``Dsec`` and ``AsyncDsec`` are loaded when first named, so that importing a part of the package loads only that part.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from dsec.model.sandbox import Level, Limits, Volume
+    from dsec.wiring import AsyncDsec, Dsec, Settings
+
+__all__ = ["AsyncDsec", "Dsec", "Level", "Limits", "Settings", "Volume"]
+
+_HOME: Final = {
+    "AsyncDsec": "dsec.wiring",
+    "Dsec": "dsec.wiring",
+    "Settings": "dsec.wiring",
+    "Level": "dsec.model.sandbox",
+    "Limits": "dsec.model.sandbox",
+    "Volume": "dsec.model.sandbox",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dsec' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,387 @@
+"""Composition: which back-ends an engine is made of. The only module that names concrete ones.
+
+A *private* engine has a state directory of its own that goes with it; a *durable* one has ``home``, which one process at a
+time may own. Levels that this machine cannot have are kept with their reason, and refused with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from dsec.client import aio, sync
+from dsec.client.aio_link import Connect
+from dsec.errors import Conflict, DsecError, IsolationUnavailable, Unsupported
+from dsec.images.store import ImageStore
+from dsec.model.ids import SandboxId, new_engine_id
+from dsec.model.sandbox import Flag, Level, Metrics
+from dsec.node.engine import Engine
+from dsec.ports.engine import Services
+from dsec.ports.guest import Guest
+from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
+from dsec.runtimes import cgroups
+from dsec.runtimes.container import ContainerRuntime, Mounts
+from dsec.runtimes.process import ProcessRuntime
+from dsec.runtimes.spawned import SpawnedRuntime
+from dsec.runtimes.spawner import SpawnerConfig
+from dsec.runtimes.trees import Archives
+from dsec.stores import mounts
+from dsec.stores.journal import SqliteStore
+from dsec.stores.layers import BtrfsLayers
+from dsec.stores.schema import Durability
+
+Home = str | Path | None
+
+_ROOT_HOME: Final = Path("/var/lib/dsec")
+_UID_LOCKS: Final = Path("/run/dsec/uids")
+_HOMES: Final = Path("/var/tmp")  # others must be able to enter it: private users live below
+_PREFIX: Final = "dsec-"
+_LOCK_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How an engine is set up.
+
+    Attributes:
+        home: state directory of a durable engine; None = a private engine.
+        images: the image store, shared by all engines of a user; None = the usual place.
+        durability: ``process`` (survives kill -9) or ``disk`` (survives a power loss).
+        pool_bytes: of the writable layers, None = by what is free.
+        shelf: empty writable layers kept ready.
+    """
+
+    home: Path | None = None
+    images: Path | None = None
+    durability: Durability = "process"
+    pool_bytes: int | None = None
+    shelf: int = 8
+
+
+def default_home() -> Path:
+    """``$DSEC_HOME``, or ``/var/lib/dsec`` for root and ``~/.local/share/dsec`` for others."""
+    given = os.environ.get("DSEC_HOME")
+    if given:
+        return Path(given).absolute()
+    return _ROOT_HOME if os.geteuid() == 0 else Path.home() / ".local/share/dsec"
+
+
+def programs() -> Path:
+    """The directory of the built programs.  Raises: IsolationUnavailable: the package was installed without them."""
+    directory = Path(str(files("dsec"))) / "_native"
+    missing = [name for name in ("spawner", "init") if not os.access(directory / name, os.X_OK)]
+    if missing:
+        raise IsolationUnavailable(
+            f"the programs {', '.join(missing)} are missing in {directory}",
+            hint="reinstall the package on a machine with gcc, make and the C library's headers",
+        )
+    return directory
+
+
+class _Refused(Runtime):
+    """A level that this machine cannot have, with the reason."""
+
+    def __init__(self, level: Level, reason: DsecError) -> None:
+        self.level = level
+        self.flags: frozenset[Flag] = frozenset()
+        self._reason = reason
+
+    async def create(self, plan: Plan) -> Running:
+        raise IsolationUnavailable(
+            f"level {plan.level.value!r} is not available here: {self._reason.message}",
+            hint=self._reason.hint,
+        ) from self._reason
+
+    async def destroy(self, sandbox: SandboxId) -> None:
+        del sandbox
+
+    async def list(self) -> tuple[Running, ...]:
+        return ()
+
+    async def freeze(self, sandbox: SandboxId, frozen: bool) -> None:
+        raise Unsupported(f"{sandbox} cannot be {'paused' if frozen else 'resumed'}: {self._reason.message}")
+
+    async def deadline(self, sandbox: SandboxId, at: float) -> None:
+        del sandbox, at
+
+    async def connect(self, sandbox: SandboxId) -> Guest:
+        raise IsolationUnavailable(self._reason.message, hint=self._reason.hint, sandbox=sandbox)
+
+    async def metrics(self, sandbox: SandboxId) -> Metrics:
+        del sandbox
+        return Metrics()
+
+
+@dataclass(slots=True)
+class _State:
+    """A state directory that we own. ``tag`` names its cgroups; ``homes`` holds the directories of level ``process``."""
+
+    path: Path
+    homes: Path
+    tag: str
+    durable: bool
+    lock: int
+
+    def part(self, name: str) -> Path:
+        """A private directory in it."""
+        path = self.path / name
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    def release(self) -> None:
+        """A private state directory goes; a durable one is only unlocked."""
+        if not self.durable:
+            shutil.rmtree(self.homes, ignore_errors=True)
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+
+def _lock(path: Path) -> int | None:
+    """The lock of a state directory, or None when somebody has it."""
+    fd = os.open(path / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _homes(tag: str, state: Path) -> Path:
+    """Where directories of level ``process`` are made: as root their private users must be able to reach it."""
+    if os.geteuid() != 0:
+        path = state / "homes"
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
+    path = _HOMES / f"{tag}-homes"
+    path.mkdir(mode=0o711, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != 0:
+        raise Conflict(f"{path} is not ours", hint="remove it")
+    path.chmod(0o711)
+    return path
+
+
+def _private_state() -> _State:
+    base = Path(tempfile.gettempdir())
+    _sweep(base)
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    lock = _lock(path)
+    if lock is None:
+        raise Conflict(f"{path} was taken by another engine at once")
+    return _State(path, _homes(path.name, path), path.name, False, lock)
+
+
+def _sweep(base: Path) -> None:
+    """Remove what private engines left that were killed together with their spawner."""
+    for path in base.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            info = path.lstat()
+            if (
+                not stat.S_ISDIR(info.st_mode)
+                or info.st_uid != os.geteuid()
+                or not (path / "owner.lock").exists()
+            ):
+                continue
+            lock = _lock(path)
+            if lock is None:
+                continue
+            if os.geteuid() == 0:
+                for level in Level:
+                    cgroups.remove(f"{path.name}-{level.value}")
+                shutil.rmtree(_HOMES / f"{path.name}-homes", ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _make_home(home: Path) -> str:
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _PREFIX + hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:16]
+
+
+async def _durable_state(home: Path) -> _State:
+    tag = await asyncio.to_thread(_make_home, home)
+    deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
+    while (lock := _lock(home)) is None:
+        if asyncio.get_running_loop().time() > deadline:
+            raise Conflict(
+                f"{home} is in use by another engine",
+                hint="connect to that engine instead, or name another home",
+            )
+        await asyncio.sleep(0.02)
+    return _State(home, _homes(tag, home), tag, True, lock)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What was opened, to be closed in reverse."""
+
+    stack: contextlib.AsyncExitStack
+    runtimes: dict[Level, Runtime]
+    layers: BtrfsLayers | None = None
+
+
+def _config(state: _State, level: Level, hierarchies: tuple[cgroups.Hierarchy, ...]) -> SpawnerConfig:
+    root = os.geteuid() == 0
+    if root:
+        _UID_LOCKS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return SpawnerConfig(
+        level=level,
+        directory=state.part(level.value),
+        programs=programs(),
+        durable=state.durable,
+        cgroups=[h.argument() for h in hierarchies],
+        uids=_UID_LOCKS if root else None,
+    )
+
+
+def _hierarchies(state: _State, level: Level) -> tuple[cgroups.Hierarchy, ...]:
+    return cgroups.prepare(f"{state.tag}-{level.value}") if os.geteuid() == 0 else ()
+
+
+async def _container(state: _State, settings: Settings, on_ended: OnEnded, parts: _Parts) -> None:
+    if os.geteuid() != 0:
+        raise IsolationUnavailable(
+            "level 'container' needs root", hint="run as root, or use level='process', which does not"
+        )
+    layers = await BtrfsLayers.open(
+        state.path, size_bytes=settings.pool_bytes, shelf=settings.shelf, durable=state.durable
+    )
+    parts.stack.push_async_callback(layers.close)
+    groups = _hierarchies(state, Level.CONTAINER)
+    runtime = ContainerRuntime(
+        _config(state, Level.CONTAINER, groups),
+        groups,
+        on_ended=on_ended,
+        images=ImageStore(settings.images or default_home() / "store"),
+        layers=layers,
+        mounts=Mounts(mounts.mount_image, mounts.clone_detached),
+    )
+    await _add(runtime, parts)
+    parts.layers = layers
+
+
+async def _process(state: _State, settings: Settings, on_ended: OnEnded, parts: _Parts) -> None:
+    del settings
+    groups = _hierarchies(state, Level.PROCESS)
+    runtime = ProcessRuntime(
+        _config(state, Level.PROCESS, groups), groups, on_ended=on_ended, homes=state.homes
+    )
+    await _add(runtime, parts)
+
+
+async def _add(runtime: SpawnedRuntime, parts: _Parts) -> None:
+    parts.stack.push_async_callback(runtime.close)
+    await runtime.start()
+    parts.runtimes[runtime.level] = runtime
+
+
+_Maker = Callable[[_State, Settings, OnEnded, _Parts], Awaitable[None]]
+_LEVELS: Final[dict[Level, _Maker]] = {Level.CONTAINER: _container, Level.PROCESS: _process}
+
+
+async def open_engine(settings: Settings) -> Services:
+    """An open engine; its ``close`` closes everything that was opened for it.
+
+    Raises:
+        Conflict: another process owns this home.
+        StoreDamaged, StorageFull: its journal.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        state = (
+            await _durable_state(settings.home) if settings.home else await asyncio.to_thread(_private_state)
+        )
+        stack.push_async_callback(asyncio.to_thread, state.release)
+        journal_path = state.part("journal")
+        store = await SqliteStore.open(
+            journal_path,
+            key=state.part("keys") / "journal.key",
+            engine_id=new_engine_id(),
+            durability=settings.durability,
+        )
+        stack.push_async_callback(store.close)
+        parts = _Parts(stack, {})
+        engine: list[Engine] = []
+
+        def on_ended(ended: Ended) -> None:
+            for one in engine:
+                one.ended(ended)
+
+        for level, make in _LEVELS.items():
+            try:
+                await make(state, settings, on_ended, parts)
+            except DsecError as error:
+                parts.runtimes[level] = _Refused(level, error)
+        engine.append(
+            Engine(
+                runtimes=parts.runtimes,
+                journal=store,
+                sandboxes=store,
+                trees=Archives(),
+                layers=parts.layers,
+                durable=state.durable,
+            )
+        )
+        services = await engine[0].open()
+        stack.push_async_callback(services.close)
+        return _closing(services, stack.pop_all())
+
+
+def _closing(services: Services, stack: contextlib.AsyncExitStack) -> Services:
+    """The same services, whose ``close`` also closes what they stand on."""
+    return Services(
+        sandboxes=services.sandboxes,
+        execs=services.execs,
+        files=services.files,
+        trees=services.trees,
+        observe=services.observe,
+        close=stack.aclose,
+    )
+
+
+def connector(home: Home, settings: Settings) -> Connect:
+    """What opens the engine that ``home`` means: None private, a path durable.
+
+    Raises:
+        Unsupported: a URL: engines behind HTTP cannot be reached yet.
+    """
+    if isinstance(home, str) and "://" in home:
+        raise Unsupported(
+            f"{home}: engines behind a URL cannot be reached yet", hint="name a directory, or nothing"
+        )
+    chosen = replace(settings, home=None if home is None else Path(home).absolute())
+
+    def connect() -> Awaitable[Services]:
+        return open_engine(chosen)
+
+    return connect
+
+
+class AsyncDsec(aio.AsyncDsec):
+    """An engine, asynchronous: ``async with AsyncDsec() as d``.
+
+    Args:
+        home: None = a private engine, whose sandboxes end with it; a path = a durable one, whose sandboxes live on.
+        settings: everything else.
+    """
+
+    def __init__(self, home: Home = None, *, settings: Settings | None = None) -> None:
+        super().__init__(connector(home, settings or Settings()))
+
+
+class Dsec(sync.Dsec):
+    """An engine, blocking: ``with Dsec() as d``. Arguments as :class:`AsyncDsec`."""
+
+    def __init__(self, home: Home = None, *, settings: Settings | None = None) -> None:
+        super().__init__(connector(home, settings or Settings()))
