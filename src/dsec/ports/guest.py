@@ -49,12 +49,12 @@ class GuestExec(ABC):
 
 
 class Guest(ABC):
-    """Commands of one sandbox, over one connection.
+    """Commands of one sandbox, over one connection."""
 
-    ``lost``: the connection is gone, whatever the reason; another must be made.
-    """
-
-    lost: bool = False
+    @property
+    def lost(self) -> bool:
+        """The connection is gone, whatever the reason; another must be made."""
+        return False
 
     @abstractmethod
     async def exec(self, command: Command) -> GuestExec:

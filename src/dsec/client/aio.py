@@ -1,0 +1,501 @@
+"""The asynchronous SDK. The blocking one (`dsec.client.sync`) is generated from this file."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from dsec.client.aio_link import AsyncLink, Connect
+from dsec.client.requests import (
+    BASE,
+    GIB,
+    Argv,
+    Content,
+    Volumes,
+    collected,
+    content_of,
+    exec_request,
+    pty_size,
+    spec_of,
+    streamed,
+)
+from dsec.errors import BadRequest
+from dsec.model.execs import Chunk, ExecInfo, ExecResult
+from dsec.model.files import (
+    Entry,
+    FileEvent,
+    MakeDir,
+    Remove,
+    Rename,
+    Transfer,
+    WriteOptions,
+)
+from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id
+from dsec.model.journal import Record
+from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, State
+from dsec.ports.engine import ExecSession
+
+SIGKILL: Final = int(signals.SIGKILL)
+
+
+class AsyncDsec:
+    """An engine, opened by ``async with`` (or :meth:`open` and :meth:`close`).
+
+    Args:
+        connect: makes or finds the engine.
+    """
+
+    def __init__(self, connect: Connect) -> None:
+        self._link = AsyncLink(connect)
+        self.sandboxes = AsyncSandboxes(self._link)
+
+    async def open(self) -> AsyncDsec:
+        """Open it; twice is no error.  Raises: RuntimeUnavailable, StoreDamaged, Conflict: it cannot be opened."""
+        await self._link.open()
+        return self
+
+    async def close(self) -> None:
+        """Close it; a private engine destroys its sandboxes first. Twice is no error."""
+        await self._link.close()
+
+    async def problems(self) -> tuple[Problem, ...]:
+        """Clean-ups that failed and are being retried."""
+        return await self._link.call(self._link.services.observe.problems())
+
+    async def __aenter__(self) -> AsyncDsec:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncSandboxes:
+    """The sandboxes of an engine."""
+
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+
+    async def create(
+        self,
+        template: str = BASE,
+        *,
+        level: Level | str = Level.CONTAINER,
+        ttl: float = 0.0,
+        idle: float = 0.0,
+        limits: Limits | None = None,
+        read_only: bool = False,
+        env: Mapping[str, str] | None = None,
+        volumes: Volumes = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncSandbox:
+        """Make a sandbox, completely or not at all. As a context manager it is destroyed at the end.
+
+        Args:
+            level: how strongly it is isolated; one that cannot be had is refused, never lowered.
+            ttl: seconds until it is destroyed, 0 = never. idle: seconds without any act until then, 0 = never.
+            limits: hard ceilings, each with a default.
+            read_only: only the working directory, home and /tmp can be written.
+            env: variables of every command. labels: yours, for finding it.
+            volumes: :class:`~dsec.model.sandbox.Volume` values or ``SOURCE:TARGET[:ro]``.
+
+        Raises:
+            BadRequest, NotFound: an argument; the template.
+            IsolationUnavailable: this machine or user cannot have that level.
+            Busy: a bound is reached now.
+            RuntimeUnavailable, StorageFull: it could not be made; nothing is left behind.
+        """
+        spec = spec_of(
+            template,
+            level=level,
+            limits=limits,
+            ttl=ttl,
+            idle=idle,
+            read_only=read_only,
+            env=env,
+            volumes=volumes,
+            labels=labels,
+        )
+        return AsyncSandbox(self._link, await self._link.call(self._link.services.sandboxes.create(spec)))
+
+    async def get(self, id: str) -> AsyncSandbox:
+        """The sandbox of that id, ended ones included.  Raises: NotFound, BadRequest: not the form of an id."""
+        sandbox = parse_sandbox_id(id)
+        return AsyncSandbox(self._link, await self._link.call(self._link.services.sandboxes.get(sandbox)))
+
+    async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
+        """Those in these states, oldest first; by default all that are not gone."""
+        return await self._link.call(self._link.services.sandboxes.list(states))
+
+
+class AsyncSandbox:
+    """One sandbox. Leaving its ``async with`` destroys it."""
+
+    def __init__(self, link: AsyncLink, info: SandboxInfo) -> None:
+        self._link = link
+        self._info = info
+        self.files = AsyncFiles(link, info.id)
+
+    @property
+    def id(self) -> SandboxId:
+        """Its id."""
+        return self._info.id
+
+    @property
+    def info(self) -> SandboxInfo:
+        """What was known of it at the last act that told; :meth:`inspect` asks."""
+        return self._info
+
+    @property
+    def flags(self) -> frozenset[Flag]:
+        """What its level guarantees here."""
+        return self._info.flags
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.destroy()
+
+    # Commands
+
+    async def exec(
+        self,
+        command: Argv,
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+        stdin: Content | None = None,
+        scratch: bool = False,
+    ) -> ExecResult:
+        """Run a command to its end. How it ended is the result, whatever that is: only our own failures raise.
+
+        When this call is cancelled, the command's process tree is killed.
+
+        Args:
+            command: program and arguments, or one string for a shell.
+            timeout: seconds until its whole process tree is ended; then ``timed_out`` is set.
+            cwd: relative to the sandbox's working directory. user: "root" where the level has users.
+            stdin: bytes, a binary file or an iterator of bytes.
+            scratch: in a throw-away copy of the sandbox.
+
+        Raises:
+            BadRequest, TooLarge, Unsupported: an argument.
+            NotFound, Conflict, SandboxFailed: the sandbox does not run.
+            Busy: it runs its maximum of commands.
+            RuntimeUnavailable: the command was never reached. UnknownOutcome: it was, and its end is unknown.
+        """
+        source = None if stdin is None else content_of(stdin)
+        whole = source if isinstance(source, bytes) else None
+        request = exec_request(
+            command, env=env, cwd=cwd, user=user, timeout=timeout, stdin=whole, scratch=scratch
+        )
+        pieces = None if isinstance(source, bytes) else source
+        return await self._link.call(self._link.services.execs.run(self._info.id, request, pieces))
+
+    async def start(
+        self,
+        command: Argv,
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+        stdin: bytes | bool | None = None,
+    ) -> AsyncExec:
+        """Start a command in the background; it goes on whether or not anybody waits, and its result is recorded.
+
+        Args:
+            stdin: all of standard input, or True to send it piece by piece. The rest: as for :meth:`exec`.
+        """
+        request = exec_request(
+            command,
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            stdin=stdin if isinstance(stdin, bytes) else None,
+            stdin_open=stdin is True,
+        )
+        return AsyncExec(
+            self._link,
+            self._info.id,
+            await self._link.call(self._link.services.execs.start(self._info.id, request)),
+        )
+
+    async def attach(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> AsyncExec:
+        """Follow a command, also one that an earlier engine started, from these offsets on.  Raises: NotFound."""
+        work = self._link.services.execs.attach(
+            self._info.id, parse_exec_id(exec_id), stdout=stdout, stderr=stderr
+        )
+        return AsyncExec(self._link, self._info.id, await self._link.call(work))
+
+    async def execs(self) -> tuple[ExecInfo, ...]:
+        """Its latest thousand commands, oldest first, also those of an earlier engine."""
+        return await self._link.call(self._link.services.execs.list(self._info.id))
+
+    async def terminal(
+        self,
+        command: Argv = ("/bin/sh",),
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str = "",
+    ) -> AsyncTerminal:
+        """Start a command on a terminal. As a context manager its tree is killed at the end."""
+        request = exec_request(
+            command,
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            stdin_open=True,
+            pty=pty_size(rows, cols),
+        )
+        return AsyncTerminal(
+            self._link,
+            self._info.id,
+            await self._link.call(self._link.services.execs.start(self._info.id, request)),
+        )
+
+    # Life
+
+    async def pause(self) -> SandboxInfo:
+        """Stop all its processes.  Raises: Unsupported: this level cannot."""
+        return self._told(await self._link.call(self._link.services.sandboxes.pause(self._info.id)))
+
+    async def resume(self) -> SandboxInfo:
+        """Let its processes go on; time-outs did not run meanwhile."""
+        return self._told(await self._link.call(self._link.services.sandboxes.resume(self._info.id)))
+
+    async def extend(self, ttl: float) -> SandboxInfo:
+        """Let it live ``ttl`` seconds from now, 0 = without end."""
+        return self._told(await self._link.call(self._link.services.sandboxes.extend(self._info.id, ttl)))
+
+    async def destroy(self, reason: str = "asked") -> None:
+        """End it and remove everything. Twice is no error.
+
+        Raises:
+            CleanupFailed: something is left; it is recorded and will be retried.
+        """
+        await self._link.call(self._link.services.sandboxes.destroy(self._info.id, reason=reason))
+
+    async def wait(self) -> SandboxInfo:
+        """Wait until it has ended."""
+        return self._told(await self._link.call(self._link.services.observe.wait(self._info.id)))
+
+    # Looking
+
+    async def inspect(self) -> SandboxInfo:
+        """What is known of it now."""
+        return self._told(await self._link.call(self._link.services.sandboxes.get(self._info.id)))
+
+    async def metrics(self) -> Metrics:
+        """Figures now."""
+        return await self._link.call(self._link.services.observe.metrics(self._info.id))
+
+    async def events(self, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
+        """Its records in the journal with a number above ``after``."""
+        return await self._link.call(
+            self._link.services.observe.events(self._info.id, after=after, limit=limit)
+        )
+
+    def _told(self, info: SandboxInfo) -> SandboxInfo:
+        self._info = info
+        return info
+
+
+class AsyncExec:
+    """A command in the background."""
+
+    def __init__(self, link: AsyncLink, sandbox: SandboxId, session: ExecSession) -> None:
+        self._link = link
+        self._sandbox = sandbox
+        self._session = session
+
+    @property
+    def id(self) -> ExecId:
+        """Its id, for :meth:`AsyncSandbox.attach`."""
+        return self._session.id
+
+    @property
+    def pid(self) -> int:
+        """Its process id inside the sandbox, 0 when it never started or has ended earlier."""
+        return self._session.pid
+
+    @property
+    def output(self) -> AsyncIterator[Chunk]:
+        """Output as it comes, until the command has ended. While this is iterated and not consumed, the command waits."""
+        return self._link.iterate(self._session.output())
+
+    async def wait(self) -> ExecResult:
+        """How it ended.  Raises: UnknownOutcome, SandboxFailed."""
+        return await self._link.call(self._session.wait())
+
+    async def kill(self) -> None:
+        """Kill its whole process tree. One that has ended is no error."""
+        await self._link.call(self._session.signal(SIGKILL, tree=True))
+
+    async def signal(self, signo: int) -> None:
+        """Send it a signal. One that has ended is no error."""
+        await self._link.call(self._session.signal(int(signo)))
+
+    async def send_stdin(self, data: bytes) -> None:
+        """Standard input; waits while the command does not read.  Raises: Conflict: it was started without stdin=True."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise BadRequest(f"data: {type(data).__name__} is not bytes")
+        await self._link.call(self._session.send(bytes(data)))
+
+    async def close_stdin(self) -> None:
+        """End of standard input."""
+        await self._link.call(self._session.close_stdin())
+
+    async def attach(self, *, stdout: int = 0, stderr: int = 0) -> AsyncExec:
+        """The same command, followed from these offsets on."""
+        work = self._link.services.execs.attach(self._sandbox, self.id, stdout=stdout, stderr=stderr)
+        return AsyncExec(self._link, self._sandbox, await self._link.call(work))
+
+
+class AsyncTerminal(AsyncExec):
+    """A command on a terminal. Its output is one stream."""
+
+    async def send(self, data: bytes) -> None:
+        """Type ``data``."""
+        await self.send_stdin(data)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tell it a new size."""
+        await self._link.call(self._session.resize(pty_size(rows, cols)))
+
+    async def __aenter__(self) -> AsyncTerminal:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.kill()
+
+
+class AsyncFiles:
+    """Files of one sandbox. A relative path is below its working directory; ``user`` is as for a command.
+
+    Every method raises:
+        FileMissing, FileDenied, FileIsDirectory, FileKind, QuotaExceeded, FileProblem: as the kernel inside said.
+        BadRequest: an argument. NotFound, Conflict, SandboxFailed: the sandbox does not run.
+    """
+
+    def __init__(self, link: AsyncLink, sandbox: SandboxId) -> None:
+        self._link = link
+        self._sandbox = sandbox
+
+    async def read(
+        self, path: str, *, offset: int = 0, length: int = 2**63 - 1, max_bytes: int = GIB, user: str = ""
+    ) -> bytes:
+        """Content, all of it or ``length`` bytes from ``offset``.  Raises: TooLarge: more than ``max_bytes``."""
+        files = self._link.services.files
+        stream = files.read(self._sandbox, path, offset=offset, length=length, user=user)
+        return await self._link.call(collected(stream, max_bytes, path))
+
+    def open_read(
+        self, path: str, *, offset: int = 0, length: int = 2**63 - 1, user: str = ""
+    ) -> AsyncIterator[bytes]:
+        """Content in pieces, however large."""
+        files = self._link.services.files
+        return self._link.iterate(files.read(self._sandbox, path, offset=offset, length=length, user=user))
+
+    async def write(
+        self,
+        path: str,
+        content: Content,
+        *,
+        mode: int = 0o644,
+        append: bool = False,
+        exclusive: bool = False,
+        parents: bool = True,
+        atomic: bool = False,
+        user: str = "",
+    ) -> Entry:
+        """Write a file: bytes, a binary file, or an iterator of bytes.
+
+        Args:
+            mode: permission bits of a new file. exclusive: an existing one is an error.
+            parents: make missing directories. atomic: readers see the old content or the whole new one.
+        """
+        options = WriteOptions(mode=mode, append=append, exclusive=exclusive, parents=parents, atomic=atomic)
+        source = content_of(content)
+        return await self._link.call(
+            self._link.services.files.write(self._sandbox, path, source, options=options, user=user)
+        )
+
+    async def stat(self, path: str, *, follow: bool = True, user: str = "") -> Entry:
+        """One entry."""
+        return await self._link.call(
+            self._link.services.files.stat(self._sandbox, path, follow=follow, user=user)
+        )
+
+    async def exists(self, path: str, *, user: str = "") -> bool:
+        """Something is there (a symlink's target counts)."""
+        try:
+            await self.stat(path, user=user)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def list(self, path: str = ".", *, limit: int = 100_000, user: str = "") -> tuple[Entry, ...]:
+        """Entries of a directory, sorted by name, the first ``limit`` of them."""
+        listing = await self._link.call(
+            self._link.services.files.list(self._sandbox, path, limit=limit, user=user)
+        )
+        return listing.entries
+
+    async def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = True, user: str = "") -> None:
+        """Make a directory; with ``parents`` the missing ones above too, and an existing one is no error."""
+        change = MakeDir(path, mode, parents)
+        await self._link.call(self._link.services.files.change(self._sandbox, change, user=user))
+
+    async def move(self, source: str, target: str, *, replace: bool = True, user: str = "") -> None:
+        """Rename; without ``replace`` an existing target is an error."""
+        change = Rename(source, target, replace)
+        await self._link.call(self._link.services.files.change(self._sandbox, change, user=user))
+
+    async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
+        """Remove a file or an empty directory, or with ``recursive`` a tree."""
+        change = Remove(path, recursive)
+        await self._link.call(self._link.services.files.change(self._sandbox, change, user=user))
+
+    def watch(self, path: str = ".", *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
+        """What happens in a directory from the first event asked for on."""
+        files = self._link.services.files
+        return self._link.iterate(files.watch(self._sandbox, path, recursive=recursive, user=user))
+
+    async def upload(self, local: str | Path, path: str, *, user: str = "") -> Transfer:
+        """Copy a local file or directory to ``path``.  Raises: TooLarge."""
+        return await self._link.call(
+            self._link.services.trees.upload(self._sandbox, Path(local), path, user=user)
+        )
+
+    async def download(self, path: str, local: str | Path, *, user: str = "") -> Transfer:
+        """Copy a file or directory of the sandbox to ``local``; nothing outside it is written.  Raises: TooLarge."""
+        return await self._link.call(
+            self._link.services.trees.download(self._sandbox, path, Path(local), user=user)
+        )
+
+    async def unpack(self, archive: Content, path: str, *, user: str = "") -> Transfer:
+        """Unpack a tar archive below ``path``; members that would escape are refused.  Raises: TooLarge, BadRequest."""
+        source = streamed(archive)
+        return await self._link.call(self._link.services.trees.unpack(self._sandbox, source, path, user=user))
+
+    def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
+        """A tar archive of ``path``, in pieces."""
+        return self._link.iterate(self._link.services.trees.pack(self._sandbox, path, user=user))

@@ -1,0 +1,205 @@
+"""From what people write to what an engine takes: checked here, at the edge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from dsec.errors import BadRequest, NotFound, TooLarge
+from dsec.model.checks import check_count, check_text
+from dsec.model.execs import ExecRequest, PtySize
+from dsec.model.sandbox import Level, Limits, SandboxSpec, Volume
+
+Argv = str | Sequence[str | bytes | Path]
+"""One string for a shell, or a program and its arguments."""
+
+GIB: Final = 2**30
+PIECE: Final = 1 << 20
+BASE: Final = "base"
+
+
+class Readable(Protocol):
+    """An open binary file."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most ``size`` bytes, b"" at the end."""
+
+
+Content = bytes | Readable | AsyncIterator[bytes] | Iterable[bytes]
+Volumes = Iterable[Volume | str]
+
+
+def argv_of(command: Argv) -> tuple[bytes, ...]:
+    """Arguments as bytes; a string is run by /bin/sh.  Raises: BadRequest."""
+    if isinstance(command, str):
+        if not command:
+            raise BadRequest(
+                "command: it is empty", hint="give a shell command, or a list of program and arguments"
+            )
+        return b"/bin/sh", b"-c", encoded("command", command)
+    words: object = command
+    if isinstance(words, bytes | bytearray) or not isinstance(words, Sequence):
+        raise BadRequest(f"command: {words!r} is neither a str nor a list of str")
+    return tuple([_argument(place, value) for place, value in enumerate(words)])
+
+
+def _argument(place: int, value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return encoded(f"command[{place}]", value)
+    if isinstance(value, Path):
+        return os.fsencode(value)
+    raise BadRequest(
+        f"command[{place}]: {value!r} is neither str nor bytes", hint="convert numbers with str()"
+    )
+
+
+def encoded(field: str, text: str) -> bytes:
+    """UTF-8, undecodable bytes as surrogate escapes.  Raises: BadRequest."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"{field}: it cannot be encoded: {exc.reason}") from None
+
+
+def exec_request(
+    command: Argv,
+    *,
+    env: Mapping[str, str] | None,
+    cwd: str,
+    user: str,
+    timeout: float | None,
+    stdin: bytes | None = None,
+    stdin_open: bool = False,
+    pty: PtySize | None = None,
+    scratch: bool = False,
+) -> ExecRequest:
+    """Raises: BadRequest, TooLarge: the message names the argument."""
+    return ExecRequest(
+        argv=argv_of(command),
+        env=MappingProxyType(dict(env)) if env else MappingProxyType({}),
+        cwd=cwd,
+        user=user,
+        timeout=timeout or 0.0,
+        stdin=stdin,
+        stdin_open=stdin_open,
+        pty=pty,
+        scratch=scratch,
+    )
+
+
+def pty_size(rows: int, cols: int) -> PtySize:
+    """Raises: BadRequest."""
+    check_count("rows", rows, 1, 65535)
+    check_count("cols", cols, 1, 65535)
+    return PtySize(rows=rows, cols=cols)
+
+
+def spec_of(
+    template: str,
+    *,
+    level: Level | str,
+    limits: Limits | None,
+    ttl: float,
+    idle: float,
+    read_only: bool,
+    env: Mapping[str, str] | None,
+    volumes: Volumes,
+    labels: Mapping[str, str] | None,
+) -> SandboxSpec:
+    """Raises: BadRequest, NotFound: there is no such template."""
+    if template != BASE:
+        raise NotFound(f"there is no template {template!r}", hint=f"{BASE!r} always exists")
+    try:
+        strength = Level(level)
+    except ValueError:
+        have = ", ".join(Level)
+        raise BadRequest(f"level: there is no level {level!r}", hint=f"choose one of {have}") from None
+    for name, value in [*(env or {}).items(), *(labels or {}).items()]:
+        check_text(f"env or labels: {name!r}", name, value)
+    return SandboxSpec(
+        level=strength,
+        limits=limits or Limits(),
+        ttl=ttl,
+        idle=idle,
+        read_only=read_only,
+        env=MappingProxyType(dict(env or {})),
+        volumes=tuple([volume_of(volume) for volume in volumes]),
+        labels=MappingProxyType(dict(labels or {})),
+    )
+
+
+def volume_of(volume: Volume | str) -> Volume:
+    """A volume, or ``SOURCE:TARGET[:ro]``.  Raises: BadRequest."""
+    if isinstance(volume, Volume):
+        return volume
+    parts = volume.split(":")
+    if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("ro", "rw")) or not all(parts):
+        raise BadRequest(f"volumes: {volume!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
+    return Volume(Path(parts[0]).absolute(), parts[1], read_only=len(parts) == 3 and parts[2] == "ro")
+
+
+async def collected(stream: AsyncIterator[bytes], limit: int, path: str) -> bytes:
+    """All of a stream.  Raises: TooLarge: more than ``limit`` bytes."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in stream:
+        size += len(piece)
+        if size > limit:
+            raise TooLarge(
+                f"{path}: it is larger than max_bytes={limit}",
+                hint="raise max_bytes, or use open_read",
+                path=path,
+            )
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def content_of(content: Content) -> bytes | AsyncIterator[bytes]:
+    """Bytes as they are; a file or an iterable as a stream of pieces, read on a thread.  Raises: BadRequest."""
+    if isinstance(content, bytes | bytearray | memoryview):
+        return bytes(content)
+    if isinstance(content, AsyncIterator):
+        return content
+    read = getattr(content, "read", None)
+    if callable(read):
+        return _file_pieces(read)
+    pieces: object = content
+    if isinstance(pieces, Iterable) and not isinstance(pieces, str):
+        return _threaded(pieces)
+    raise BadRequest(f"content: {type(content).__name__} is not bytes, a binary file or an iterator of bytes")
+
+
+def streamed(content: Content) -> AsyncIterator[bytes]:
+    """As :func:`content_of`, always a stream."""
+    source = content_of(content)
+    return _single(source) if isinstance(source, bytes) else source
+
+
+async def _single(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), PIECE):
+        yield content[start : start + PIECE]
+
+
+async def _file_pieces(read: Callable[[int], bytes]) -> AsyncIterator[bytes]:
+    while piece := await asyncio.to_thread(read, PIECE):
+        yield _bytes(piece)
+
+
+async def _threaded(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    source = iter(pieces)
+    while (piece := await asyncio.to_thread(next, source, None)) is not None:
+        yield _bytes(piece)
+
+
+def _bytes(piece: object) -> bytes:
+    if not isinstance(piece, bytes | bytearray | memoryview):
+        raise BadRequest(
+            f"content: a piece is {type(piece).__name__}, not bytes", hint="open files in binary mode"
+        )
+    return bytes(piece)

@@ -1,0 +1,209 @@
+"""How the blocking client reaches an engine: over a background thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
+
+import uvloop
+
+from dsec.errors import Conflict
+from dsec.ports.engine import Services
+
+T = TypeVar("T")
+
+Connect = Callable[[], Awaitable[Services]]
+
+JOIN_PATIENCE: Final = 10.0  # seconds
+
+
+class _Crossing(Generic[T]):
+    """One awaitable on its way to the loop and its outcome on the way back.
+
+    A bare lock is the cheapest thing a thread can wait on.
+    """
+
+    __slots__ = ("_done", "_error", "_task", "_value", "_work")
+
+    def __init__(self, work: Awaitable[T]) -> None:
+        self._work = work
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._task: asyncio.Task[T] | None = None
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        """On the loop."""
+        self._task = task = asyncio.get_running_loop().create_task(_coroutine(self._work))
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self._error = asyncio.CancelledError()
+        else:
+            self._error = task.exception()
+            if self._error is None:
+                self._value = task.result()
+        self._done.release()
+
+    def cancel(self) -> None:
+        """On the loop."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def wait(self) -> None:
+        """On the caller's thread; an interrupt (Ctrl-C) leaves it."""
+        self._done.acquire()
+
+    def outcome(self) -> T:
+        """Its value, or its exception raised here."""
+        error = self._error
+        if error is not None:
+            self._error = None  # a traceback refers to this frame: keep no cycle
+            raise error
+        return self._value  # type: ignore[return-value]  # set whenever there is no error
+
+
+def _coroutine(work: Awaitable[T]) -> Coroutine[Any, Any, T]:
+    if asyncio.iscoroutine(work):
+        return work
+    return _awaiting(work)
+
+
+async def _awaiting(work: Awaitable[T]) -> T:
+    return await work
+
+
+class Bridge:
+    """A daemon thread that runs an event loop. It starts with the first call and ends with :meth:`stop`."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread; twice is no error."""
+        if self._loop is None:
+            self._loop = uvloop.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._loop,), name="dsec-sdk", daemon=True
+            )
+            self._thread.start()
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def stop(self) -> None:
+        """End the thread; twice is no error."""
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(JOIN_PATIENCE)
+
+    def call(self, work: Awaitable[T]) -> T:
+        """Run ``work`` on the loop and wait for it. An interrupt cancels it, and waits until it has ended.
+
+        Raises:
+            Conflict: the bridge does not run, or this is its own thread.
+        """
+        loop = self._loop
+        if loop is None or threading.current_thread() is self._thread:
+            if asyncio.iscoroutine(work):
+                work.close()
+            raise Conflict(
+                "this client is not open, or called from its own event loop", hint="use AsyncDsec there"
+            )
+        crossing = _Crossing(work)
+        loop.call_soon_threadsafe(crossing.begin)
+        try:
+            crossing.wait()
+        except BaseException:
+            loop.call_soon_threadsafe(crossing.cancel)
+            crossing.wait()
+            with suppress(BaseException):
+                crossing.outcome()
+            raise
+        return crossing.outcome()
+
+
+class Link:
+    """An engine behind a bridge."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._services: Services | None = None
+        self._bridge = Bridge()
+
+    @property
+    def services(self) -> Services:
+        """The open engine.  Raises: Conflict: it is not open."""
+        if self._services is None:
+            raise Conflict(
+                "this client is not open", hint="use it in a `with` statement, or call open() first"
+            )
+        return self._services
+
+    def open(self) -> None:
+        """Open it; twice is no error."""
+        if self._services is not None:
+            return
+        self._bridge.start()
+        try:
+            self._services = self._bridge.call(self._connecting())
+        except BaseException:
+            self._bridge.stop()
+            raise
+
+    async def _connecting(self) -> Services:
+        return await self._connect()
+
+    def close(self) -> None:
+        """Close it; twice is no error."""
+        services, self._services = self._services, None
+        if services is not None:
+            try:
+                self._bridge.call(services.close())
+            finally:
+                self._bridge.stop()
+
+    def call(self, work: Awaitable[T]) -> T:
+        """One act of the engine."""
+        return self._bridge.call(work)
+
+    def iterate(self, stream: AsyncIterator[T]) -> Iterator[T]:
+        """A stream of the engine. Leaving it early closes it there."""
+        try:
+            while True:
+                pieces, more = self._bridge.call(_some(stream))
+                yield from pieces
+                if not more:
+                    return
+        finally:
+            with suppress(Conflict):  # closed meanwhile
+                self._bridge.call(_closed(stream))
+
+
+async def _some(stream: AsyncIterator[T]) -> tuple[list[T], bool]:
+    """The next piece; False: it was the end."""
+    try:
+        return [await anext(stream)], True
+    except StopAsyncIteration:
+        return [], False
+
+
+async def _closed(stream: AsyncIterator[Any]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()

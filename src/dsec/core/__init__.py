@@ -1,0 +1,1 @@
+"""Deciding without doing: plain functions of data."""

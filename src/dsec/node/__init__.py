@@ -1,0 +1,1 @@
+"""The engine: this machine's sandboxes, from create to destroyed, written against the ports."""

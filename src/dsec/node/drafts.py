@@ -1,0 +1,116 @@
+"""What the journal says of each act."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+from dsec.errors import DsecError
+from dsec.model.execs import Command, ExecRequest, ExecResult, Exit
+from dsec.model.ids import ExecId, SandboxId
+from dsec.model.journal import Draft, Json, Phase
+from dsec.model.sandbox import SandboxInfo
+from dsec.node.output import Output
+
+EXEC: Final = "exec"
+# A payload holds 64 KiB of JSON, in which one byte may take six: the parts of unbounded size share less than a sixth of that.
+MAX_ARGV: Final = 4096
+MAX_NAMES: Final = 1536
+MAX_MESSAGE: Final = 2048
+
+
+def digest(data: bytes) -> str:
+    """``sha256:`` and the digest of ``data``."""
+    return "sha256:" + sha256(data).hexdigest()
+
+
+def created(info: SandboxInfo) -> Draft:
+    """Intent to make a sandbox."""
+    spec, limits = info.spec, info.spec.limits
+    payload: dict[str, Json] = {
+        "level": spec.level.value,
+        "base": spec.base,
+        "ttl": spec.ttl,
+        "idle": spec.idle,
+        "read_only": spec.read_only,
+        "session": info.session_id,
+        "env": _fitting(sorted(spec.env), MAX_NAMES),
+        "volumes": _fitting([f"{v.source}:{v.target}" for v in spec.volumes], MAX_ARGV),
+        "limits": {name: getattr(limits, name) for name in limits.__dataclass_fields__},
+    }
+    return Draft(chain=info.id, act="sandbox.create", phase=Phase.INTENT, payload=payload)
+
+
+def failure(error: DsecError) -> dict[str, Json]:
+    """An act that failed."""
+    return {"outcome": error.code, "message": error.message[:MAX_MESSAGE]}
+
+
+def exec_intent(sandbox: SandboxId, command: Command, request: ExecRequest) -> Draft:
+    """Intent to run a command: variables by name, standard input by digest."""
+    payload: dict[str, Json] = {
+        "argv": _argv(command.argv),
+        "cwd": command.cwd,
+        "uid": command.uid,
+    }
+    if request.env:
+        payload["env"] = _fitting(sorted(request.env), MAX_NAMES)
+    if request.timeout:
+        payload["timeout"] = request.timeout
+    if request.stdin is not None:
+        payload["stdin"] = digest(request.stdin)
+    if request.pty is not None:
+        payload["pty"] = True
+    return Draft(chain=sandbox, act=EXEC, phase=Phase.INTENT, ref=command.id, payload=payload)
+
+
+def _argv(argv: Sequence[bytes]) -> list[Json]:
+    size = sum(map(len, argv))
+    if size <= MAX_ARGV:
+        return [argument.decode("utf-8", "backslashreplace") for argument in argv]
+    words = [argument[:MAX_ARGV].decode("utf-8", "backslashreplace") for argument in argv[:MAX_ARGV]]
+    whole = digest(b"".join(b"%d:%b" % (len(argument), argument) for argument in argv))
+    return [*_fitting(words, MAX_ARGV), f"[{size} bytes in all, {whole}]"]
+
+
+def _fitting(words: Sequence[str], limit: int) -> list[Json]:
+    """The first words, ``limit`` characters of them, and how many were left out."""
+    kept: list[Json] = []
+    for word in words:
+        limit -= len(word)
+        if limit < 0:
+            return [*kept, f"[{len(words) - len(kept)} more]"]
+        kept.append(word)
+    return kept
+
+
+def exec_result(sandbox: SandboxId, result: ExecResult, exit_: Exit, output: Output, stdin: str) -> Draft:
+    """How a command ended: output by digest and size."""
+    payload: dict[str, Json] = {
+        "outcome": "ok",
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "cause": exit_.cause.value,
+        "duration": round(result.duration, 6),
+        "stdout_bytes": output.stdout.seen,
+        "stderr_bytes": output.stderr.seen,
+    }
+    if result.oom:
+        payload["oom"] = True
+    if output.stdout.seen:
+        payload["stdout"] = "sha256:" + output.stdout.digest.hexdigest()
+    if output.stderr.seen:
+        payload["stderr"] = "sha256:" + output.stderr.digest.hexdigest()
+    if not (output.stdout.whole and output.stderr.whole):
+        payload["gap"] = (
+            True  # part of the output was no longer kept when a later engine took over: digests cover the rest
+        )
+    if stdin:
+        payload["stdin"] = stdin
+    return Draft(chain=sandbox, act=EXEC, phase=Phase.RESULT, ref=result.id, payload=payload)
+
+
+def exec_failure(sandbox: SandboxId, exec_id: ExecId, error: DsecError) -> Draft:
+    """A command without an outcome of its own."""
+    return Draft(chain=sandbox, act=EXEC, phase=Phase.RESULT, ref=exec_id, payload=failure(error))

@@ -1,0 +1,150 @@
+"""One open engine: its services, and the work that goes on in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from dsec.errors import DsecError, RuntimeUnavailable
+from dsec.model.ids import SandboxId
+from dsec.model.sandbox import Level
+from dsec.node.clock import Clock, SystemClock
+from dsec.node.execs import Execs
+from dsec.node.files import Doing, Files, WholeTrees
+from dsec.node.guests import Guests
+from dsec.node.handles import Handle, Table
+from dsec.node.janitor import FIRST_WAIT, Janitor
+from dsec.node.kit import Kit
+from dsec.node.lifecycle import Lifecycle
+from dsec.node.observe import Observe
+from dsec.node.reaper import Reaper
+from dsec.node.reconciler import Reconciler
+from dsec.node.runs import Runner
+from dsec.node.work import Work
+from dsec.ports.engine import Services
+from dsec.ports.journal import Journal, Sandboxes
+from dsec.ports.runtime import Ended, Runtime
+from dsec.ports.storage import Layers
+from dsec.ports.trees import Trees
+
+log: Final = logging.getLogger("dsec.engine")
+CLOSE_PATIENCE: Final = 30.0  # seconds
+
+
+class Engine:
+    """The composition. Stores, runtimes and layers are its owner's: it closes none of them.
+
+    Args:
+        runtimes: by level; what is missing is refused with `isolation_unavailable`. Their ``on_ended`` is :meth:`ended`.
+        durable: sandboxes outlive this engine, and :meth:`open` adopts those of an earlier one.
+        retry: seconds before a failed clean-up is tried again, doubling.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtimes: Mapping[Level, Runtime],
+        journal: Journal,
+        sandboxes: Sandboxes,
+        trees: Trees,
+        layers: Layers | None = None,
+        durable: bool = False,
+        clock: Clock | None = None,
+        retry: float = FIRST_WAIT,
+    ) -> None:
+        self._durable = durable
+        clock = clock or SystemClock()
+        work, guests = Work(_report), Guests()
+        kit = Kit(
+            journal=journal,
+            sandboxes=sandboxes,
+            table=Table(sandboxes, clock),
+            guests=guests,
+            work=work,
+            clock=clock,
+        )
+        self._kit = kit
+        self.janitor = Janitor(journal, work, clock, first_wait=retry)
+        self.reaper = Reaper(kit, self._reap)
+        self.lifecycle = Lifecycle(runtimes, kit, self.janitor, self._look_after)
+        self.execs = Execs(kit.table, journal, Runner(journal, guests, work, clock))
+        self.reconciler = Reconciler(
+            runtimes, layers, kit, self.lifecycle, self.execs, self.janitor, self.reaper.watch
+        )
+        doing = Doing(kit)
+        self._services = Services(
+            sandboxes=self.lifecycle,
+            execs=self.execs,
+            files=Files(doing),
+            trees=WholeTrees(doing, trees),
+            observe=Observe(kit, self.janitor),
+            close=self.close,
+        )
+
+    @property
+    def services(self) -> Services:
+        """What clients use."""
+        return self._services
+
+    async def open(self) -> Services:
+        """Adopt what is recorded and runs, repair the rest, and begin to watch deadlines."""
+        if self._durable:
+            await self.reconciler.compare()
+        self._kit.work.spawn(self.reaper.run())
+        self._kit.work.spawn(self.reconciler.run())
+        return self._services
+
+    def ended(self, ended: Ended) -> None:
+        """News from a runtime: a sandbox ended without being asked to. Called on the engine's loop."""
+        self.lifecycle.ended(ended)
+
+    async def close(self) -> None:
+        """Let go. A private engine destroys all its sandboxes first; a durable one leaves them running, commands included."""
+        if self.lifecycle.closing:
+            return
+        self.lifecycle.closing = True
+        handles = tuple(self._kit.table)
+        if self._durable:
+            await self._let_go(handles)
+        else:
+            await self._end_all(handles)
+        await self._kit.work.close()
+        for handle in handles:
+            await self._kit.guests.drop(handle)
+
+    async def _let_go(self, handles: tuple[Handle, ...]) -> None:
+        leaving = RuntimeUnavailable("the engine is closing; the command goes on", hint="attach to it later")
+        runs = [run for handle in handles for run in tuple(handle.runs.values())]
+        for run in runs:
+            run.abandon(leaving, record=False)
+        if runs:
+            await asyncio.wait([run.settled for run in runs], timeout=CLOSE_PATIENCE)
+
+    async def _end_all(self, handles: tuple[Handle, ...]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for handle in handles:
+                group.create_task(self._end(handle))
+
+    async def _end(self, handle: Handle) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_PATIENCE):
+                await self.lifecycle.destroy(handle.id, reason="the engine closed")
+        except (DsecError, OSError, TimeoutError) as exc:
+            log.warning("%s could not be destroyed: %s", handle.id, exc)
+
+    async def _reap(self, sandbox: SandboxId, reason: str) -> None:
+        await self.lifecycle.destroy(sandbox, reason=reason)
+
+    def _look_after(self, handle: Handle) -> None:
+        """After create, resume and extend."""
+        self.reaper.watch(handle)
+        if handle.unsettled:
+            self._kit.work.spawn(self.reconciler.settle(handle))
+
+
+def _report(error: BaseException) -> None:
+    log.error(
+        "background work failed: %s", error, exc_info=error if not isinstance(error, DsecError) else None
+    )

@@ -1,0 +1,42 @@
+"""Looking without changing."""
+
+from __future__ import annotations
+
+from dsec.core.machine import ENDED
+from dsec.model.checks import check_count
+from dsec.model.ids import SandboxId
+from dsec.model.journal import Record
+from dsec.model.sandbox import Metrics, Problem, SandboxInfo
+from dsec.node.janitor import Janitor
+from dsec.node.kit import Kit
+from dsec.ports.engine import ObserveService
+
+
+class Observe(ObserveService):
+    """Figures, records, problems."""
+
+    def __init__(self, kit: Kit, janitor: Janitor) -> None:
+        self._kit = kit
+        self._janitor = janitor
+
+    async def metrics(self, sandbox: SandboxId) -> Metrics:
+        handle = await self._kit.table.present(sandbox)
+        figures = await handle.runtime.metrics(sandbox)
+        handle.oom_kills = max(handle.oom_kills, figures.oom_kills)
+        return figures
+
+    async def events(self, sandbox: SandboxId, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
+        check_count("after", after, 0, 2**63 - 1)
+        check_count("limit", limit, 1, 10_000)
+        await self._kit.table.info(sandbox)
+        return await self._kit.journal.read(sandbox, after=after, limit=limit)
+
+    async def problems(self) -> tuple[Problem, ...]:
+        return self._janitor.problems()
+
+    async def wait(self, sandbox: SandboxId) -> SandboxInfo:
+        handle = self._kit.table.find(sandbox)
+        if handle is not None and not (handle.info.state in ENDED and handle.over.is_set()):
+            await handle.over.wait()
+            return handle.info
+        return await self._kit.table.info(sandbox)

@@ -1,0 +1,222 @@
+"""What runs against what is recorded, both ways: after a restart, and every now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from dsec.core.deadlines import Moment
+from dsec.core.machine import LIVE, Event
+from dsec.errors import DsecError, NotFound, UnknownOutcome
+from dsec.model.execs import ExecInfo
+from dsec.model.ids import ExecId, SandboxId
+from dsec.model.journal import Draft, Phase, Record
+from dsec.model.sandbox import Flag, Level, SandboxInfo, State
+from dsec.node import drafts
+from dsec.node.execs import Execs
+from dsec.node.handles import Handle
+from dsec.node.janitor import Janitor
+from dsec.node.kit import Kit
+from dsec.node.lifecycle import Lifecycle
+from dsec.node.reaper import end_of
+from dsec.ports.runtime import Ended, Runtime
+from dsec.ports.storage import Layers
+
+EVERY: Final = 60.0  # seconds
+
+Found = dict[SandboxId, Level]
+
+
+class Reconciler:
+    """Compares and repairs. A runtime lists only what is ours, so nothing else is ever touched."""
+
+    def __init__(
+        self,
+        runtimes: Mapping[Level, Runtime],
+        layers: Layers | None,
+        kit: Kit,
+        lifecycle: Lifecycle,
+        execs: Execs,
+        janitor: Janitor,
+        watch: Callable[[Handle], None],
+    ) -> None:
+        self._runtimes = runtimes
+        self._layers = layers
+        self._kit = kit
+        self._lifecycle = lifecycle
+        self._execs = execs
+        self._janitor = janitor
+        self._watch = watch
+
+    async def run(self) -> None:
+        """A pass now and then, for ever."""
+        while True:
+            await asyncio.sleep(EVERY)
+            with suppress(DsecError, OSError):
+                await self.compare()
+                await self._kit.sandboxes.prune()
+
+    async def compare(self) -> None:
+        """One pass. What fails for one sandbox is a problem of that one only."""
+        rows = {row.id: row for row in await self._kit.sandboxes.list(LIVE)}
+        running = await self._running()
+        layers = set(await self._layers.list()) if self._layers is not None else set()
+        for row in rows.values():
+            if row.spec.level in self._runtimes:
+                await self._alone(row.id, partial(self._row, row, running))
+        for sandbox in (running.keys() | layers) - rows.keys():
+            await self._alone(sandbox, partial(self._remains, sandbox, running.get(sandbox)))
+
+    async def _running(self) -> Found:
+        found: Found = {}
+        for level, runtime in self._runtimes.items():
+            for one in await runtime.list():
+                found[one.id] = level
+        return found
+
+    async def _alone(self, sandbox: SandboxId, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except (DsecError, OSError) as exc:
+            # What could not be removed is with the janitor already; taking it twice is one.
+            await self._janitor.take(sandbox, step, exc, "reconcile")
+
+    async def _row(self, row: SandboxInfo, running: Found) -> None:
+        handle = self._kit.table.find(row.id)
+        if handle is not None:
+            await self._held(handle, running)
+        elif row.state is State.STOPPING:
+            await self._lifecycle.destroy(row.id, reason=row.reason)
+        elif row.state is State.PENDING:
+            await self._half_made(self._lifecycle.adopt(row))
+        elif row.id in running:
+            await self._adopt(self._lifecycle.adopt(row))
+        else:
+            await self._missing(self._lifecycle.adopt(row))
+
+    async def _held(self, handle: Handle, running: Found) -> None:
+        """One that this engine made or adopted: it must run, unless something is being done to it."""
+        settled = handle.info.state in (State.RUNNING, State.PAUSED) and not handle.lock.locked()
+        if settled and handle.id not in running:
+            listed = await handle.runtime.list()  # it may have been made after the first look
+            if handle.id not in {one.id for one in listed} and handle.info.state in (
+                State.RUNNING,
+                State.PAUSED,
+            ):
+                await self._lifecycle.died(
+                    handle, Ended(id=handle.id, reason="it was found not to run any more")
+                )
+
+    async def _half_made(self, handle: Handle) -> None:
+        handle.failure = "the engine ended while it was being made"
+        await self._lifecycle.clean(handle)
+
+    async def _missing(self, handle: Handle) -> None:
+        await self._lose_execs(handle, "its sandbox was lost while no engine ran")
+        ended = Ended(id=handle.id, reason="it did not run any more when the engine came back")
+        await self._lifecycle.died(handle, ended, Event.MISSING)
+
+    async def _remains(self, sandbox: SandboxId, level: Level | None) -> None:
+        """Runs or lies there, and is not recorded as living: end it."""
+        if sandbox in self._kit.table:
+            return
+        try:
+            row = await self._kit.sandboxes.get(sandbox)
+            if row.state in LIVE:
+                return  # made since the first look
+        except NotFound:
+            pass
+        for runtime in self._runtimes.values():
+            if level in (None, runtime.level):
+                await runtime.destroy(sandbox)
+        if self._layers is not None:
+            await self._layers.discard(sandbox)
+        note = Draft(chain="engine", act="sandbox.stray", phase=Phase.NOTE, payload={"sandbox": sandbox})
+        await self._kit.journal.append(note)
+
+    # Adopting
+
+    async def _adopt(self, handle: Handle) -> None:
+        now = self._kit.clock.boot()
+        end = end_of(handle)
+        if end and end <= now:
+            await self._lifecycle.destroy(handle.id, reason="ttl")
+            return
+        paused = handle.info.state is State.PAUSED
+        if Flag.PAUSE in handle.info.flags:
+            await handle.runtime.freeze(handle.id, paused)  # a crash between record and act is finished here
+        handle.oom_kills = max((await handle.runtime.metrics(handle.id)).oom_kills, 0)
+        handle.unsettled = True
+        if paused:
+            handle.paused_at = await self._paused_since(handle)
+        else:
+            await self.settle(handle)
+        self._watch(handle)
+
+    async def _paused_since(self, handle: Handle) -> float:
+        """When it was paused, in boot seconds: from the journal, by the wall clock."""
+        now: Moment = self._kit.clock.now()
+        since = now.wall
+        async for record in self._records(handle.id):
+            if record.act == "sandbox.pause":
+                since = record.at
+        return now.boot - max(now.wall - since, 0.0)
+
+    async def settle(self, handle: Handle) -> None:
+        """Find the true outcome of every command that an earlier engine left open."""
+        handle.unsettled = False
+        open_execs = await self._open(handle)
+        guest = await self._kit.guests.get(handle)
+        known = {info.id: info for info in await guest.execs()}
+        for exec_id, argv in open_execs.items():
+            if exec_id in known:
+                self._execs.recover(handle, known[exec_id], argv)
+            else:
+                await self._unknown(
+                    handle, exec_id, "its init does not know it: it was never started, or its record was lost"
+                )
+        for exec_id in known.keys() - open_execs.keys():
+            await self._close_known(handle, known[exec_id])
+
+    async def _close_known(self, handle: Handle, info: ExecInfo) -> None:
+        """Recorded as ended, or not ours: init need not keep it."""
+        if info.exit is not None:
+            await (await self._kit.guests.get(handle)).forget(info.id)
+
+    async def _open(self, handle: Handle) -> dict[ExecId, tuple[str, ...]]:
+        """Commands without a result. Other acts that were cut off get theirs here: nobody can tell how far they came."""
+        found: dict[tuple[str, str], tuple[str, ...]] = {}
+        async for record in self._records(handle.id):
+            if not record.ref:
+                continue
+            if record.phase is Phase.INTENT:
+                argv = record.payload.get("argv")
+                found[record.act, record.ref] = tuple(map(str, argv)) if isinstance(argv, list) else ()
+            elif record.phase is Phase.RESULT:
+                found.pop((record.act, record.ref), None)
+        lost = UnknownOutcome("the engine ended meanwhile")
+        others = [
+            Draft(chain=handle.id, act=act, phase=Phase.RESULT, ref=ref, payload=drafts.failure(lost))
+            for act, ref in found
+            if act != drafts.EXEC
+        ]
+        if others:
+            await self._kit.journal.append(*others[:256])
+        return {ExecId(ref): argv for (act, ref), argv in found.items() if act == drafts.EXEC}
+
+    async def _lose_execs(self, handle: Handle, why: str) -> None:
+        for exec_id in await self._open(handle):
+            await self._unknown(handle, exec_id, why)
+
+    async def _unknown(self, handle: Handle, exec_id: ExecId, why: str) -> None:
+        await self._kit.journal.append(drafts.exec_failure(handle.id, exec_id, UnknownOutcome(why)))
+
+    async def _records(self, sandbox: SandboxId) -> AsyncIterator[Record]:
+        after = 0
+        while records := await self._kit.journal.read(sandbox, after=after):
+            after = records[-1].seq
+            for record in records:
+                yield record
