@@ -63,7 +63,7 @@ def file_error(error: wire.Error | wire.BatchDone, path: str) -> DsecError:
     why = reason(error)
     if code == wire.ErrorCode.MALFORMED:
         return BadRequest(f"{path!r}: {why}", path=path)
-    if code == wire.ErrorCode.NOT_REGULAR:
+    if code == wire.ErrorCode.NOT_REGULAR and error.errno != errno.EISDIR:
         hint = "devices, FIFOs and sockets cannot be read or written as files"
         return FileKind(f"{path!r} is not a regular file", hint=hint, path=path, errno=error.errno)
     if code == wire.ErrorCode.BOUND:

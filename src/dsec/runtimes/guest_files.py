@@ -234,7 +234,7 @@ class _Watching(_Operation):
     def __init__(self, link: Link, path: str) -> None:
         super().__init__(link, path)
         self.started = False
-        self.events: deque[FileEvent] = deque()
+        self._events: deque[FileEvent] = deque()
         self._held = 0
 
     def on_message(self, frame: wire.Frame, message: wire.Message) -> None:
@@ -248,15 +248,24 @@ class _Watching(_Operation):
         self.wake()
 
     def _keep(self, events: list[FileEvent]) -> None:
-        if not self.events:
-            self._held = 0
-        self._held += sum(_EVENT_COST + len(event.path) for event in events)
+        self._held += sum(map(_cost, events))
         if self._held > _WATCH_BYTES:
-            self.events.clear()
-            self.events.append(FileEvent(FileEventKind.OVERFLOW, ""))
-            self._held = _EVENT_COST
-            return
-        self.events += events
+            self._events.clear()
+            events = [FileEvent(FileEventKind.OVERFLOW, "")]
+            self._held = _cost(events[0])
+        self._events += events
+
+    def take(self) -> FileEvent | None:
+        """The next event, if there is one."""
+        if not self._events:
+            return None
+        event = self._events.popleft()
+        self._held -= _cost(event)
+        return event
+
+
+def _cost(event: FileEvent) -> int:
+    return _EVENT_COST + len(event.path)
 
 
 def _event(row: wire.EventRow) -> FileEvent:
@@ -352,8 +361,8 @@ class FilesOverLink(GuestFiles):
         await self._link.start(channel, wire.Watch(who.uid, who.gid, encode_path(path), int(recursive)))
         try:
             while True:
-                while channel.events:
-                    yield channel.events.popleft()
+                while (event := channel.take()) is not None:
+                    yield event
                 if channel.failure is not None:
                     raise channel.failure
                 await channel.changed
