@@ -11,8 +11,10 @@ that sandbox. A slot without a link is nobody's, and is emptied when the pool is
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,8 +47,7 @@ _RESIDUE: Final = 256 * 1024  # bytes that a used slot may still be charged with
 _SMALL_MIB: Final = 16  # a quota so small that a residue would matter gets a slot that was never used
 _THREADS: Final = 4
 _COMMIT_AFTER: Final = 0.2
-_GROUPS_AFTER: Final = 2.0
-_COMMIT_COUNT: Final = 256
+_SWEEP_AFTER: Final = 2.0
 _SPARE: Final = 64 * MIB  # with less free in the pool no layer is given out
 
 
@@ -88,7 +89,9 @@ class BtrfsLayers(Layers):
         self._jobs: SimpleQueue[_Slot | None] = SimpleQueue()
         self._stuck: deque[_Slot] = deque()
         self._groups: deque[int] = deque(maxlen=_BACKLOG)  # of subvolumes that were destroyed
-        self._uncommitted = 0
+        # On the monotonic clock: when to commit what was destroyed, and when to look at what is left of it.
+        self._commit_at = math.inf
+        self._sweep_at = math.inf
         self._next = 0
         self._names = threading.Lock()
         self._full = False
@@ -137,11 +140,12 @@ class BtrfsLayers(Layers):
         self._limit = limit = disk_mib * MIB
         claim = self._claims[sandbox] = _Claim()
         try:
-            slot = self._from_shelf(fresh=disk_mib < _SMALL_MIB)
-            if slot is not None and slot.limit == limit and not self._durable and not self._full:
+            slot = None if self._durable or self._full else self._from_shelf(limit, exactly=True)
+            if slot is not None:
                 self._give(claim, slot)
                 return Path(slot.name)
-            return await self._run(partial(self._prepare, sandbox, claim, slot, limit))
+            # The thread takes a slot itself: one that was taken here would be lost if this were cancelled before it runs.
+            return await self._run(partial(self._prepare, sandbox, claim, limit))
         except BaseException:
             self._end(self._claims.pop(sandbox, claim))
             raise
@@ -201,13 +205,14 @@ class BtrfsLayers(Layers):
         if self._closed:
             raise Conflict(_CLOSED)
 
-    def _from_shelf(self, *, fresh: bool) -> _Slot | None:
-        """An empty slot, or None; wakes the worker when the shelf runs low."""
+    def _from_shelf(self, limit: int, *, exactly: bool = False) -> _Slot | None:
+        """An empty slot (``exactly``: of that quota already), or None; wakes the worker when the shelf runs low."""
         if len(self._shelf) * 2 <= self._target:
             self._jobs.put(None)
         with suppress(IndexError):
             slot = self._shelf.popleft()
-            if not (fresh and slot.used):
+            residue_matters = slot.used and limit < _SMALL_MIB * MIB
+            if not residue_matters and (slot.limit == limit or not exactly):
                 return slot
             self._shelf.append(slot)
         return None
@@ -228,15 +233,16 @@ class BtrfsLayers(Layers):
 
     # In threads from here on.
 
-    def _prepare(self, sandbox: SandboxId, claim: _Claim, slot: _Slot | None, limit: int) -> Path:
-        """Make what the claim still lacks: a slot, its quota, its link."""
+    def _prepare(self, sandbox: SandboxId, claim: _Claim, limit: int) -> Path:
+        """Make what the claim lacks: a slot, its quota, its link."""
+        self._check_space()
+        slot = self._from_shelf(limit)
         try:
             if slot is None:
                 slot = self._make(limit)
             elif slot.limit != limit:
                 btrfs.limit_qgroup(self._pool.directory, slot.subvolume, limit)
                 slot.limit = limit
-            self._check_space()
             if self._durable:
                 os.symlink(slot.name, sandbox, dir_fd=self._pool.directory)
         except OSError as error:
@@ -335,24 +341,22 @@ class BtrfsLayers(Layers):
     def _work(self) -> None:
         """The worker: empties slots, keeps the shelf filled, lets the kernel free what was destroyed."""
         while not self._closing:
-            try:
+            with suppress(Empty):
                 job = self._jobs.get(timeout=self._patience())
-            except Empty:
-                self._commit()
-                continue
-            if job is not None:
-                self._put_back(job)
-            if self._uncommitted >= _COMMIT_COUNT:
-                self._commit()
+                if job is not None:
+                    self._put_back(job)
+            now = time.monotonic()
+            if now >= self._commit_at:
+                self._commit(now)
+            if now >= self._sweep_at:
+                self._sweep(now)
             if self._jobs.empty() and not self._closing:
-                self._retry()
                 self._fill()
 
     def _patience(self) -> float | None:
-        """Seconds that the worker waits for a job before it looks after what was destroyed."""
-        if self._uncommitted:
-            return _COMMIT_AFTER
-        return _GROUPS_AFTER if self._groups else None
+        """Seconds that the worker waits for a job before it has something else to do."""
+        due = min(self._commit_at, self._sweep_at)
+        return None if due == math.inf else max(0.0, due - time.monotonic())
 
     def _fill(self) -> None:
         """Make slots until the shelf is full. A full disk is told to who asks for a layer, not here."""
@@ -360,20 +364,18 @@ class BtrfsLayers(Layers):
             while len(self._shelf) < self._target and not self._closing:
                 self._shelf.append(self._make(self._limit))
 
-    def _retry(self) -> None:
-        for _ in range(len(self._stuck)):
-            self._put_back(self._stuck.popleft())
-
     def _put_back(self, slot: _Slot) -> None:
         """Back on the shelf when it is as good as new, else destroyed."""
         try:
             if len(self._shelf) >= _KEPT or not self._emptied(slot):
                 btrfs.destroy_subvolume(self._pool.directory, slot.name)
                 self._groups.append(slot.subvolume)
-                self._uncommitted += 1
+                # Many within this time are one commit.
+                self._commit_at = min(self._commit_at, time.monotonic() + _COMMIT_AFTER)
                 return
         except OSError:
             self._stuck.append(slot)
+            self._sweep_at = min(self._sweep_at, time.monotonic() + _SWEEP_AFTER)
             return
         self._shelf.append(slot)
 
@@ -391,12 +393,20 @@ class BtrfsLayers(Layers):
             os.close(inside)
         return btrfs.qgroup_bytes(self._pool.file_system, slot.subvolume) <= _RESIDUE
 
-    def _commit(self) -> None:
-        """Let the kernel free what was destroyed, and remove qgroups that it left (before 6.11 it leaves them all)."""
-        if self._uncommitted:
-            self._uncommitted = 0
-            with suppress(OSError):
-                btrfs.start_commit(self._pool.directory)
+    def _commit(self, now: float) -> None:
+        """Let the kernel begin to free what was destroyed."""
+        self._commit_at = math.inf
+        self._sweep_at = min(self._sweep_at, now + _SWEEP_AFTER)
+        with suppress(OSError):
+            btrfs.start_commit(self._pool.directory)
+
+    def _sweep(self, now: float) -> None:
+        """Make freed blocks usable, remove qgroups that the kernel left (before 6.11: all), try again what failed."""
+        self._sweep_at = math.inf
+        with suppress(OSError):
+            btrfs.start_commit(self._pool.directory)
+        for _ in range(len(self._stuck)):
+            self._put_back(self._stuck.popleft())
         for _ in range(len(self._groups)):
             subvolume = self._groups.popleft()
             try:
@@ -404,6 +414,8 @@ class BtrfsLayers(Layers):
             except OSError as error:
                 if error.errno == errno.EBUSY:
                     self._groups.append(subvolume)
+        if self._groups:
+            self._sweep_at = min(self._sweep_at, now + _SWEEP_AFTER)
 
 
 def _translated(error: OSError, sandbox: SandboxId) -> Exception:

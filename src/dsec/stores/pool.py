@@ -10,9 +10,11 @@ import errno
 import fcntl
 import os
 import shutil
+import struct
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -39,6 +41,9 @@ _OPTIONS: Final[Mapping[str, str | None]] = {"nodiscard": None, "commit": "30"}
 # What a crash of the machine would damage in a private pool is lost in any case.
 _PRIVATE_OPTIONS: Final[Mapping[str, str | None]] = {**_OPTIONS, "nodatasum": None, "nobarrier": None}
 _GONE_SECONDS: Final = 2.0
+_FS_IOC_GETFLAGS: Final = 0x80086601
+_FS_IOC_SETFLAGS: Final = 0x40086602
+_FS_NOCOW_FL: Final = 0x00800000
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,7 @@ def _allocate(file: int, state: Path, wanted: int | None, *, durable: bool) -> N
     """Take the space now, so that a full disk is found here and not by a sandbox."""
     info = os.statvfs(state)
     size = pool_size(info.f_bavail * info.f_frsize, wanted, durable=durable)
+    _no_copy_on_write(file)
     try:
         os.posix_fallocate(file, 0, size)
     except OSError as error:
@@ -187,6 +193,13 @@ def _allocate(file: int, state: Path, wanted: int | None, *, durable: bool) -> N
                 f"no {size:,} bytes for writable layers in {state}: {error.strerror}"
             ) from error
         raise
+
+
+def _no_copy_on_write(file: int) -> None:
+    """On btrfs every write to the preallocated file would take new space; elsewhere there is no such flag."""
+    with suppress(OSError):
+        flags = struct.unpack("=I", fcntl.ioctl(file, _FS_IOC_GETFLAGS, bytes(4)))[0]
+        fcntl.ioctl(file, _FS_IOC_SETFLAGS, struct.pack("=I", flags | _FS_NOCOW_FL))
 
 
 def _make_btrfs(target: str) -> None:
