@@ -71,6 +71,7 @@ class ContainerRuntime(SpawnedRuntime):
         self._layers = layers
         self._mounts = mounts
         self._trees: dict[str, int] = {}
+        self._resolved: dict[str, str] = {}
         self._attaching = asyncio.Lock()
 
     async def _attach_trees(self, spawner: Spawner) -> None:
@@ -106,9 +107,15 @@ class ContainerRuntime(SpawnedRuntime):
                 self._trees[name] = fd
         return name
 
+    async def _resolve(self, name: str) -> str:
+        """The layer of an image, looked up once: what a name means stays the same while this engine is open."""
+        layer = await self._layer(await self._images.get(name))
+        self._resolved[name] = layer
+        return layer
+
     async def _request(self, plan: Plan) -> tuple[CreateRequest, list[int]]:
         await self._spawner.ready()
-        layer = await self._layer(await self._images.get(plan.image))
+        layer = self._resolved.get(plan.image) or await self._resolve(plan.image)
         volumes = await asyncio.to_thread(self._open_volumes, plan.volumes) if plan.volumes else []
         try:
             writable = await self._layers.create(plan.id, plan.limits.disk_mib)

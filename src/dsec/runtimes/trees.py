@@ -65,7 +65,12 @@ class Archives(Trees):
 
 
 def _told(report: archives.Transfer) -> Transfer:
-    return Transfer(report.entries, report.bytes, tuple(report.skipped), report.skipped_count)
+    return Transfer(
+        entries=report.entries,
+        bytes=report.bytes,
+        skipped=tuple(report.skipped),
+        skipped_count=report.skipped_count,
+    )
 
 
 async def _content(local: Path) -> AsyncIterator[bytes]:
@@ -102,7 +107,7 @@ async def _one_file(files: GuestFiles, path: str, local: Path, who: Identity) ->
         file.close()
         half.unlink(missing_ok=True)
         raise
-    return Transfer(1, size)
+    return Transfer(entries=1, bytes=size)
 
 
 async def _feed(archive: AsyncIterator[bytes], write_end: int) -> None:
