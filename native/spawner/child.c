@@ -61,9 +61,9 @@ void child_run(const struct spawner *s, const struct plan *p, uint32_t slot, int
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);
     umask(022);
-    setpriority(PRIO_PROCESS, 0, 0);
     for (; op->name; op++)
         if (op->run(&c)) fail(report, op->name, errno);
+    setpriority(PRIO_PROCESS, 0, 0);
     int exe = -1;
     if (arrange_descriptors(s, p->listener, &report, &exe)) fail(report, "descriptors", errno);
     if (confine_seccomp(s->config.level)) fail(report, "seccomp", errno);

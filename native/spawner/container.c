@@ -298,7 +298,6 @@ static int drop_capabilities(struct child *c) {
 }
 
 const struct operation container_operations[] = {
-    {"cgroups", join_cgroups},
     {"proc", open_proc},
     {"id map", map_ids},
     {"network", start_network},
@@ -315,6 +314,7 @@ const struct operation container_operations[] = {
     {"read-only root", read_only_root},
     {"enter root", enter_root},
     {"loopback", join_network},
+    {"cgroups", join_cgroups}, /* late: set-up is our work and runs at our priority, not in the sandbox's share */
     {"user namespace", enter_users},
     {"resource limits", limit_resources},
     {"capabilities", drop_capabilities},
