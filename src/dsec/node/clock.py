@@ -20,12 +20,14 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """This machine's clocks."""
+    """This machine's clocks. The first :meth:`now` reads a file; later ones do not block."""
 
     def __init__(self) -> None:
-        self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        self._boot_id = ""
 
     def now(self) -> Moment:
+        if not self._boot_id:
+            self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return Moment(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), self._boot_id)
 
     def boot(self) -> float:

@@ -65,7 +65,7 @@ class Engine:
             work=work,
             clock=clock,
         )
-        self._kit = kit
+        self.kit = kit
         self.janitor = Janitor(journal, work, clock, first_wait=retry)
         self.reaper = Reaper(kit, self._reap)
         self.lifecycle = Lifecycle(runtimes, kit, self.janitor, self._look_after)
@@ -90,10 +90,11 @@ class Engine:
 
     async def open(self) -> Services:
         """Adopt what is recorded and runs, repair the rest, and begin to watch deadlines."""
+        await asyncio.to_thread(self.kit.clock.now)
         if self._durable:
             await self.reconciler.compare()
-        self._kit.work.spawn(self.reaper.run())
-        self._kit.work.spawn(self.reconciler.run())
+        self.kit.work.spawn(self.reaper.run())
+        self.kit.work.spawn(self.reconciler.run())
         return self._services
 
     def ended(self, ended: Ended) -> None:
@@ -105,14 +106,14 @@ class Engine:
         if self.lifecycle.closing:
             return
         self.lifecycle.closing = True
-        handles = tuple(self._kit.table)
+        handles = tuple(self.kit.table)
         if self._durable:
             await self._let_go(handles)
         else:
             await self._end_all(handles)
-        await self._kit.work.close()
+        await self.kit.work.close()
         for handle in handles:
-            await self._kit.guests.drop(handle)
+            await self.kit.guests.drop(handle)
 
     async def _let_go(self, handles: tuple[Handle, ...]) -> None:
         leaving = RuntimeUnavailable("the engine is closing; the command goes on", hint="attach to it later")
@@ -141,7 +142,7 @@ class Engine:
         """After create, resume and extend."""
         self.reaper.watch(handle)
         if handle.unsettled:
-            self._kit.work.spawn(self.reconciler.settle(handle))
+            self.kit.work.spawn(self.reconciler.settle(handle))
 
 
 def _report(error: BaseException) -> None:

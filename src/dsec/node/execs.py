@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
-from dsec.errors import Busy, Conflict, NotFound
+from dsec.errors import Busy, Conflict, NotFound, UnknownOutcome
 from dsec.model.checks import check_count
 from dsec.model.execs import Cause, Chunk, ExecInfo, ExecRequest, ExecResult, Exit, PtySize
 from dsec.model.ids import ExecId, SandboxId, new_exec_id
@@ -87,16 +88,19 @@ class Session(ExecSession):
 class PastSession(ExecSession):
     """A command that ended earlier and of which the journal alone still tells."""
 
-    def __init__(self, result: ExecResult) -> None:
+    def __init__(self, result: ExecResult, *, known: bool) -> None:
         self.id = result.id
         self.pid = 0
         self._result = result
+        self._known = known
 
     async def output(self) -> AsyncIterator[Chunk]:
         for _ in ():
             yield _
 
     async def wait(self) -> ExecResult:
+        if not self._known:
+            raise UnknownOutcome(f"it is not known how {self.id} ended; the journal says why", exec=self.id)
         return self._result
 
     async def signal(self, signo: int, *, tree: bool = False) -> None:
@@ -144,6 +148,8 @@ class Execs(ExecService):
             raise Busy(
                 f"{handle.id} runs its maximum of {MAX_RUNNING} commands", hint="wait for one of them to end"
             )
+        if stdin is not None and not request.stdin_open:
+            request = replace(request, stdin_open=True)
         info = handle.info
         if not handle.env:
             handle.env = base_env(info, handle.place)
@@ -184,7 +190,7 @@ class Execs(ExecService):
         past = (await self._past(sandbox)).get(exec_id)
         if past is None or past.exit is None:
             raise NotFound(f"there is no command {exec_id} in {sandbox}", exec=exec_id)
-        return PastSession(_past_result(past))
+        return PastSession(_past_result(past), known=past.exit.code >= 0)
 
     async def list(self, sandbox: SandboxId) -> tuple[ExecInfo, ...]:
         await self._table.info(sandbox)

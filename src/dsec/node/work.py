@@ -27,13 +27,12 @@ class Work:
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
         """Start a job that nobody waits for; its failure is reported."""
-        self.start(self._reported(job))
+        self.start(job).add_done_callback(self._reported)
 
-    async def _reported(self, job: Coroutine[Any, Any, None]) -> None:
-        try:
-            await job
-        except Exception as exc:  # noqa: BLE001 - the last stop of a job without an owner: it is reported, not lost
-            self._report(exc)
+    def _reported(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._report(error)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -1,0 +1,67 @@
+"""A whole engine over fakes, for tests of what the engine decides."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from dsec.client.aio import AsyncDsec
+from dsec.model.ids import SandboxId
+from dsec.model.sandbox import Level
+from dsec.node.engine import Engine
+from dsec.ports.engine import Services
+from dsec.testing.fakes import FakeRuntime, HandClock, MemoryStore, NoTrees
+
+
+@dataclass(slots=True)
+class Harness:
+    """Fakes that outlive the engines opened over them, as a machine outlives processes."""
+
+    runtime: FakeRuntime = field(default_factory=FakeRuntime)
+    clock: HandClock = field(default_factory=HandClock)
+    system_clock: bool = False
+    store: MemoryStore = field(init=False)
+    engine: Engine = field(init=False)
+    durable: bool = False
+    retry: float = 0.01
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(lambda: self.clock.now().wall)
+
+    async def connect(self) -> Services:
+        """Open an engine."""
+        self.engine = Engine(
+            runtimes={Level.CONTAINER: self.runtime},
+            journal=self.store,
+            sandboxes=self.store,
+            trees=NoTrees(),
+            durable=self.durable,
+            clock=None if self.system_clock else self.clock,
+            retry=self.retry,
+        )
+        self.runtime.on_ended = self.engine.ended
+        return await self.engine.open()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[AsyncDsec]:
+        """An open client of a new engine."""
+        async with AsyncDsec(self.connect) as dsec:
+            yield dsec
+
+    async def vanish(self) -> None:
+        """The engine's process is killed: nothing is recorded, nothing destroyed, its connections close."""
+        work = self.engine.kit.work
+        self.engine.lifecycle.closing = True
+        await work.close()
+        for sandbox in self.runtime.sandboxes.values():
+            for guest in sandbox.guests:
+                await guest.cut()
+
+    async def acts(self, sandbox: SandboxId) -> list[str]:
+        """What the journal says of a sandbox: ``act:phase``, and for results how they came out."""
+        words = []
+        for record in await self.store.read(sandbox):
+            outcome = record.payload.get("outcome", "")
+            words.append(f"{record.act}:{record.phase}" + (f":{outcome}" if outcome else ""))
+        return words

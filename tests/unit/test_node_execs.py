@@ -1,0 +1,359 @@
+"""Commands over fakes: outcomes, output, whoever still waits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dsec.client.aio import AsyncDsec, AsyncSandbox
+from dsec.errors import BadRequest, Conflict, DsecError, NotFound, StorageFull, TooLarge
+from dsec.model.execs import Chunk, Command, Stream
+from dsec.model.ids import new_exec_id
+from dsec.model.sandbox import Limits
+from dsec.node.output import WINDOW_BYTES, Output
+from dsec.testing.fakes import FakeRuntime, Scripted, ordinary
+from dsec.testing.harness import Harness
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def harness() -> Harness:
+    return Harness()
+
+
+@pytest.fixture
+async def dsec(harness: Harness) -> AsyncIterator[AsyncDsec]:
+    async with harness.open() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def sb(dsec: AsyncDsec) -> AsyncSandbox:
+    return await dsec.sandboxes.create(env={"FROM": "spec"})
+
+
+async def until(condition: object, seconds: float = 3.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.005)
+
+
+async def test_a_string_is_for_a_shell(harness: Harness) -> None:
+    seen: list[Command] = []
+
+    def script(command: Command) -> Scripted:
+        seen.append(command)
+        return Scripted()
+
+    harness.runtime.script = script
+    async with harness.open() as dsec:
+        sb = await dsec.sandboxes.create()
+        await sb.exec("echo $HOME", cwd="sub", env={"A": "b"}, timeout=2.5)
+        await sb.exec(["x", b"\xff"], user="root", cwd="/etc")
+    shell, root = seen
+    assert list(shell.argv) == [b"/bin/sh", b"-c", b"echo $HOME"]
+    assert (shell.uid, shell.gid, shell.cwd, shell.timeout) == (1000, 1000, "/workspace/sub", 2.5)
+    assert shell.env["HOME"] == "/home/user"
+    assert shell.env["A"] == "b"
+    assert list(root.argv) == [b"x", b"\xff"]
+    assert (root.uid, root.cwd, root.env["HOME"], root.env["USER"]) == (0, "/etc", "/root", "root")
+
+
+async def test_variables(sb: AsyncSandbox) -> None:
+    text = (await sb.exec(["env"], env={"LANG": "C", "NEW": "1"})).text
+    env = dict(line.split("=", 1) for line in text.splitlines())
+    assert env["FROM"] == "spec"
+    assert env["LANG"] == "C"
+    assert env["NEW"] == "1"
+    assert env["SESSION_ID"] == sb.info.session_id
+
+
+async def test_outcomes(sb: AsyncSandbox) -> None:
+    assert (await sb.exec(["false"])).exit_code == 1
+    assert (await sb.exec(["nope"])).exit_code == 127
+    late = await sb.exec(["sleep", "60"], timeout=0.05)
+    assert late.timed_out
+    assert not late.ok
+    assert (await sb.exec(["true"])).ok
+
+
+async def test_oom_is_said_of_the_command_that_suffered_it(sb: AsyncSandbox) -> None:
+    assert (await sb.exec(["oom"])).oom
+    p = await sb.start(["sleep", "60"])
+    await p.signal(9)
+    result = await p.wait()
+    assert (result.signal, result.oom) == (9, False)
+
+
+async def test_standard_input(sb: AsyncSandbox) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b"a" * 100_000, b"b", b""):
+            yield piece
+
+    assert (await sb.exec(["cat"], stdin=b"abc")).stdout == b"abc"
+    assert (await sb.exec(["cat"], stdin=b"")).stdout == b""
+    assert (await sb.exec(["cat"], stdin=pieces())).stdout == b"a" * 100_000 + b"b"
+    assert (await sb.exec(["cat"], stdin=[b"x", b"y"])).stdout == b"xy"
+
+
+async def test_standard_input_is_recorded_by_digest(harness: Harness, sb: AsyncSandbox) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"secret"
+
+    await sb.exec(["cat"], stdin=b"secret")
+    await sb.exec(["cat"], stdin=pieces())
+    digest = "sha256:" + hashlib.sha256(b"secret").hexdigest()
+    records = [record.payload for record in await harness.store.read(sb.id)]
+    assert sum(payload.get("stdin") == digest for payload in records) == 2
+    assert "secret" not in str(records)
+
+
+async def test_a_source_of_stdin_that_fails_ends_stdin_only(sb: AsyncSandbox) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise OSError("gone")
+
+    assert (await sb.exec(["cat"], stdin=pieces())).stdout == b"a"
+
+
+async def test_stdin_piece_by_piece(sb: AsyncSandbox) -> None:
+    p = await sb.start(["cat"], stdin=True)
+    await p.send_stdin(b"one ")
+    await p.send_stdin(b"two")
+    await p.close_stdin()
+    assert (await p.wait()).stdout == b"one two"
+    q = await sb.start(["true"])
+    with pytest.raises(Conflict, match="stdin"):
+        await q.send_stdin(b"x")
+
+
+async def test_background_is_recorded_though_nobody_waits(harness: Harness, sb: AsyncSandbox) -> None:
+    await sb.start(["echo", "x"])
+    await until(lambda: not harness.engine.kit.table.find(sb.id).runs)  # type: ignore[union-attr]
+    assert "exec:result:ok" in await harness.acts(sb.id)
+
+
+async def test_attach_by_id_and_offset(sb: AsyncSandbox) -> None:
+    p = await sb.start(["echo", "hello"])
+    await p.wait()
+    again = await sb.attach(p.id, stdout=2)
+    assert [chunk async for chunk in again.output] == [Chunk(Stream.STDOUT, 2, b"llo\n")]
+    assert (await again.wait()).stdout == b"hello\n"
+    with pytest.raises(NotFound):
+        await sb.attach(new_exec_id())
+    with pytest.raises(BadRequest):
+        await sb.attach("ex-1")
+
+
+async def test_a_foreground_command_is_known_by_its_record(sb: AsyncSandbox) -> None:
+    result = await sb.exec(["false"])
+    past = await sb.attach(result.id)
+    assert (await past.wait()).exit_code == 1
+    assert [info.argv for info in await sb.execs()] == [("false",)]
+
+
+async def test_a_caller_that_vanishes_takes_its_command_along(harness: Harness, sb: AsyncSandbox) -> None:
+    run = asyncio.ensure_future(sb.exec(["sleep", "60"]))
+    processes = harness.runtime.sandboxes[sb.id].processes
+    await until(lambda: processes)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await until(lambda: not processes)
+    (info,) = await sb.execs()
+    assert info.exit is not None
+    assert info.exit.signal == 9
+
+
+async def test_a_lost_connection_is_made_again(harness: Harness, sb: AsyncSandbox) -> None:
+    p = await sb.start(["cat"], stdin=True)
+    await p.send_stdin(b"before ")
+    await asyncio.sleep(0.02)
+    await harness.runtime.sandboxes[sb.id].guests[0].cut()
+    await asyncio.sleep(0.02)
+    await p.send_stdin(b"after")
+    await p.close_stdin()
+    assert (await p.wait()).stdout == b"before after"
+    assert (await sb.exec(["true"])).ok
+
+
+async def test_output_beyond_the_limit_is_counted_not_kept() -> None:
+    def script(command: Command) -> Scripted:
+        return Scripted(stdout=b"x" * 100_000, stderr=b"y" * 10)
+
+    harness = Harness(runtime=FakeRuntime(script))
+    async with harness.open() as dsec:
+        sb = await dsec.sandboxes.create(limits=Limits(output_bytes=1000))
+        result = await sb.exec(["flood"])
+    assert (result.stdout, result.stderr) == (b"x" * 1000, b"y" * 10)
+    assert (result.truncated, result.dropped) == (True, 99_000)
+
+
+async def test_a_result_that_cannot_be_recorded_is_not_told(harness: Harness, sb: AsyncSandbox) -> None:
+    p = await sb.start(["cat"], stdin=True)
+    harness.store.full = True
+    await p.close_stdin()
+    with pytest.raises(StorageFull):
+        await p.wait()
+    with pytest.raises(StorageFull):
+        await sb.exec(["true"])
+    harness.store.full = False
+    assert (await sb.exec(["true"])).ok
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "field"),
+    [
+        ([], {}, "argv"),
+        ("", {}, "command"),
+        ([""], {}, "argv"),
+        (["a\0b"], {}, r"argv\[0\]"),
+        ([1], {}, r"command\[0\]"),
+        (b"x", {}, "command"),
+        (["a"], {"env": {"A": "\0"}}, "env"),
+        (["a"], {"env": {"": "x"}}, "env"),
+        (["a"], {"cwd": "a\0"}, "cwd"),
+        (["a"], {"cwd": "a" * 5000}, "cwd"),
+        (["a"], {"timeout": -1}, "timeout"),
+        (["a"], {"timeout": float("inf")}, "timeout"),
+        (["a"], {"user": "nobody"}, "user"),
+        (["a"], {"stdin": 5}, "content"),
+    ],
+)
+async def test_bad_arguments_of_exec_name_the_field(
+    harness: Harness, sb: AsyncSandbox, command: object, arguments: dict[str, object], field: str
+) -> None:
+    before = await harness.acts(sb.id)
+    with pytest.raises(BadRequest, match=field):
+        await sb.exec(command, **arguments)  # type: ignore[arg-type]
+    assert await harness.acts(sb.id) == before
+
+
+async def test_arguments_that_are_too_large(sb: AsyncSandbox) -> None:
+    with pytest.raises(TooLarge):
+        await sb.exec(["x" * 200_000])
+    with pytest.raises(TooLarge):
+        await sb.exec(["x"] * 5000)
+
+
+async def test_long_arguments_are_recorded_by_digest(harness: Harness, sb: AsyncSandbox) -> None:
+    await sb.exec(["x", "\x01" * 100_000], env={"\x01" * 9000: "x"})
+    for record in await harness.store.read(sb.id):
+        assert len(str(record.payload)) < 30_000
+
+
+async def test_files_are_recorded(harness: Harness, sb: AsyncSandbox) -> None:
+    await sb.files.write("d/a", b"content")
+    assert await sb.files.read("/workspace/d/a") == b"content"
+    await sb.files.move("d/a", "d/b")
+    assert [entry.name for entry in await sb.files.list("d")] == ["b"]
+    await sb.files.remove("d", recursive=True)
+    assert not await sb.files.exists("d")
+    with pytest.raises(FileNotFoundError):
+        await sb.files.read("d/b")
+    acts = [act for act in await harness.acts(sb.id) if act.startswith("files")]
+    assert acts == [
+        "files.write:intent",
+        "files.write:result:ok",
+        "files.read:note:ok",
+        "files.rename:intent",
+        "files.rename:result:ok",
+        "files.remove:intent",
+        "files.remove:result:ok",
+        "files.read:note:file_not_found",
+    ]
+
+
+async def test_a_streamed_write_is_digested(harness: Harness, sb: AsyncSandbox) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"ab"
+        yield b"c"
+
+    await sb.files.write("a", pieces())
+    result = (await harness.store.read(sb.id))[-1]
+    assert result.payload["digest"] == "sha256:" + hashlib.sha256(b"abc").hexdigest()
+
+
+async def test_reading_is_bounded(sb: AsyncSandbox) -> None:
+    await sb.files.write("a", b"x" * 1000)
+    with pytest.raises(TooLarge, match="max_bytes"):
+        await sb.files.read("a", max_bytes=999)
+    assert await sb.files.read("a", offset=10, length=5) == b"x" * 5
+    assert [piece async for piece in sb.files.open_read("a")] == [b"x" * 1000]
+
+
+def chunk(offset: int, data: bytes, stream: Stream = Stream.STDOUT) -> Chunk:
+    return Chunk(stream, offset, data)
+
+
+async def test_a_slow_reader_holds_its_command_and_loses_nothing() -> None:
+    output = Output(limit=10)
+    read: list[bytes] = []
+
+    async def slowly() -> None:
+        async for piece in output.read():
+            read.append(piece.data)
+            await asyncio.sleep(0)
+
+    reading = asyncio.ensure_future(slowly())
+    await asyncio.sleep(0)
+    piece, waited = b"z" * (WINDOW_BYTES // 4), 0
+    for number in range(40):
+        if output.take(chunk(number * len(piece), piece)):
+            waited += 1
+            await asyncio.wait_for(output.room(), 2)
+    output.finish()
+    await reading
+    assert b"".join(read) == piece * 40
+    assert waited > 0
+    assert output.kept == 10
+
+
+async def test_a_reader_that_leaves_lets_go() -> None:
+    output = Output(limit=10)
+    reader = output.read()
+    output.take(chunk(0, b"a"))
+    assert (await anext(reader)).data == b"a"  # type: ignore[call-overload]
+    full = output.take(chunk(1, b"b" * 2 * WINDOW_BYTES))
+    assert full
+    waiting = asyncio.ensure_future(output.room())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await reader.aclose()  # type: ignore[attr-defined]
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_a_late_reader_sees_what_is_kept_and_then_a_gap() -> None:
+    output = Output(limit=4)
+    output.take(chunk(0, b"abcdefgh"))
+    output.take(chunk(0, b"err", Stream.STDERR))
+
+    async def late() -> list[Chunk]:
+        return [piece async for piece in output.read(stdout=1)]
+
+    reading = asyncio.ensure_future(late())
+    await asyncio.sleep(0)
+    output.take(chunk(8, b"ij"))
+    output.finish()
+    assert await reading == [chunk(1, b"bcd"), chunk(0, b"err", Stream.STDERR), chunk(8, b"ij")]
+
+
+async def test_what_was_seen_before_a_reattachment_counts_once() -> None:
+    output = Output(limit=100)
+    output.take(chunk(0, b"abc"))
+    output.take(chunk(1, b"bcde"))
+    output.take(chunk(0, b"ab"))
+    assert bytes(output.stdout.kept) == b"abcde"
+    output.take(chunk(7, b"hi"))
+    assert not output.stdout.whole
+    assert bytes(output.stdout.kept) == b"abcde"
+    assert output.dropped == 4
+
+
+def test_the_fake_knows_no_other_commands() -> None:
+    assert ordinary(Command(id=new_exec_id(), argv=[b"rm"])).code == 127
+    assert issubclass(TooLarge, DsecError)
