@@ -15,6 +15,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static volatile uint64_t sink;
+static uint64_t accepted_of[256];    /* by kind: a fuzzer that reaches nothing finds nothing */
 
 static void check(bool truth, const char *what) {
     if (truth)
@@ -54,6 +55,7 @@ static void walk_ops(struct list l) {
 }
 
 static void accepted(const struct request *q, const struct frame *f) {
+    accepted_of[q->kind]++;
     inside(q->id, f);
     inside(q->path, f);
     inside(q->other, f);
@@ -204,7 +206,13 @@ static void run_generated(uint64_t count, uint64_t seed) {
             n -= chance((uint32_t)n);
         LLVMFuzzerTestOneInput(buf, n);
     }
-    printf("%llu inputs, nothing broken\n", (unsigned long long)count);
+    uint64_t accepted = 0, kinds = 0;
+    for (int k = 0; k < 256; k++) {
+        accepted += accepted_of[k];
+        kinds += accepted_of[k] != 0;
+    }
+    printf("%llu inputs, %llu requests of %llu kinds accepted, nothing broken\n", (unsigned long long)count,
+           (unsigned long long)accepted, (unsigned long long)kinds);
 }
 
 static int run_file(const char *path) {

@@ -21,6 +21,7 @@ static size_t out_off, out_len, out_cap;
 static struct channel *table[BUCKETS];
 static uint32_t channels;
 static bool stalled;                 /* frames wait in in_buf because the queue was long */
+static bool out_watched;             /* EPOLLOUT is asked for only while the socket is full: each costs a wake-up */
 static bool broken;                  /* dropped at the next safe moment */
 
 struct io *conn_io(void) { return &conn; }
@@ -106,7 +107,9 @@ void conn_accept(void) {
             sv.fresh = true;
             int size = 1 << 20;
             setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
-            io_watch(&conn, fd, true);
+            io_watch(&conn, fd, EPOLLRDHUP | EPOLLET);
+            conn.in = true;
+            out_watched = false;
             continue;
         }
         if (errno == EINTR || errno == ECONNABORTED)
@@ -232,6 +235,10 @@ void conn_push(void) {
 
 void conn_flush(void) {
     conn_push();
+    if (conn.fd >= 0 && out_watched != !conn.out) {
+        out_watched = !conn.out;
+        io_want_out(&conn, out_watched);
+    }
     if (broken)
         conn_drop();
 }
@@ -284,8 +291,11 @@ bool conn_read(void) {
     for (int turn = 0; turn < READS_PER_TURN; turn++) {
         if (!take_frames() || out_len > OUT_LIMIT || !conn.in)
             return false;
-        ssize_t n = read(conn.fd, in_buf + in_len, SCRATCH - in_len);
+        size_t space = SCRATCH - in_len;
+        ssize_t n = read(conn.fd, in_buf + in_len, space);
         if (n > 0) {
+            /* Less than asked for: nothing is left, and what comes next is a new event. */
+            conn.in = (size_t)n == space || conn.hup;
             sv.busy |= n > 65536;
             in_len += (size_t)n;
             if (n > 65536)

@@ -56,7 +56,7 @@ static struct exec *exec_new(const struct request *q) {
     e->pty = q->bits & EXEC_PTY;
     e->control.fd = e->in.io.fd = e->s[0].io.fd = e->s[1].io.fd = -1;
     e->s[0].ring.keep = e->s[1].ring.keep = (size_t)q->keep;
-    e->s[1].done = e->s[1].end_sent = e->pty;
+    e->s[1].done = e->pty;
     e->started = now_ns();
     e->deadline = q->a ? e->started + q->a * 1000000u : NEVER;
     struct timespec t;
@@ -75,7 +75,35 @@ static void exec_link(struct exec *e) {
     activate(e);
 }
 
+static struct exec *releases;
+
+static void release_now(struct exec *e) {
+    e->releasing = false;
+    if (e->control.fd >= 0 && !e->lost)
+        send(e->control.fd, "R", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    io_close(&e->control);
+}
+
+/* Later, so that the monitor's exit does not compete with the EXIT frame for the processor. */
+static void release(struct exec *e) {
+    if (e->releasing)
+        return;
+    e->releasing = true;
+    e->release_next = releases;
+    releases = e;
+}
+
+void execs_release(void) {
+    while (releases) {
+        struct exec *e = releases;
+        releases = e->release_next;
+        release_now(e);
+    }
+}
+
 static void exec_free(struct exec *e) {
+    if (e->releasing)
+        execs_release();
     deactivate(e);
     if (e->all_prev)
         e->all_prev->all_next = e->all_next;
@@ -180,8 +208,6 @@ void exec_attach(const struct request *q) {
     e->channel = c;
     e->s[0].sent = clamp_offset(&e->s[0], q->a);
     e->s[1].sent = clamp_offset(&e->s[1], q->b);
-    e->s[0].end_sent = false;
-    e->s[1].end_sent = e->pty;
     e->announced = false;
     activate(e);
     if (e->pid || e->state != RUNNING)
@@ -288,12 +314,6 @@ void exec_shift(uint64_t ms) {
 
 bool exec_input(struct exec *e, struct span data, bool end) { return input_add(e, data, end); }
 
-static void release(struct exec *e) {
-    if (e->control.fd >= 0 && !e->lost)
-        send(e->control.fd, "R", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-    io_close(&e->control);
-}
-
 /* The leader is dead (and its whole tree, when it was killed). */
 static void leader_ended(struct exec *e, uint8_t how, int32_t code, uint8_t reason) {
     if (e->state != RUNNING)
@@ -344,6 +364,10 @@ static void handle(struct exec *e, const struct report *r) {
 
 /* The monitor is gone without a last report: somebody killed it. */
 static void lose(struct exec *e) {
+    if (e->state != RUNNING) { /* after its last report it may go */
+        io_close(&e->control);
+        return;
+    }
     e->lost = true;
     io_close(&e->control);
     if (e->kill_reason || !e->pid)
@@ -354,6 +378,7 @@ static void read_reports(struct exec *e) {
     while (e->control.fd >= 0 && e->control.in) {
         struct report r;
         ssize_t n = recv(e->control.fd, &r, sizeof r, MSG_DONTWAIT);
+        e->control.in = e->control.hup; /* level-triggered: the next report is a new event */
         if (n == (ssize_t)sizeof r)
             handle(e, &r);
         else if (n < 0 && errno == EAGAIN)
@@ -436,6 +461,7 @@ static void finish(struct exec *e) {
         input_close(e);
     }
     if (e->channel) {
+        streams_send_ends(e);
         send_exit(e);
         exec_detach(e);
     }

@@ -12,7 +12,7 @@ struct stream {
     uint64_t total, sent;            /* bytes read from the command, next offset to send */
     uint64_t remain;                 /* DRAINING: bytes that were in the pipe when the command ended */
     struct ring ring;
-    bool done, end_sent, enlarged;
+    bool done, enlarged;
 };
 
 struct input {
@@ -25,6 +25,8 @@ struct input {
 struct exec {
     struct exec *prev, *next;        /* active: RUNNING or DRAINING, or attached */
     struct exec *all_prev, *all_next;
+    struct exec *release_next;
+    bool releasing;                  /* its monitor is told to go after this turn's frames were sent */
     uint8_t id[ID_LIMIT];
     uint8_t id_n;
     bool active, pty, lost;
@@ -52,6 +54,7 @@ int exec_launch(struct exec *e, const struct request *q);
 /* stream.c */
 bool streams_pump(struct exec *e);
 bool streams_done(const struct exec *e);
+void streams_send_ends(struct exec *e);
 void streams_leader_ended(struct exec *e);
 void streams_free(struct exec *e);
 void input_pump(struct exec *e);

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -26,6 +27,7 @@
 struct io {
     int fd;
     bool in, out;                    /* may be readable, may be writable */
+    bool hup;                        /* the other side has closed: reading on finds the end */
 };
 
 struct op;
@@ -88,7 +90,8 @@ extern struct server sv;
 
 /* main.c */
 uint64_t now_ns(void);
-void io_watch(struct io *io, int fd, bool writable_too);
+void io_watch(struct io *io, int fd, uint32_t events);   /* EPOLLIN and these */
+void io_want_out(struct io *io, bool want);     /* be told when it becomes writable, or not */
 void io_close(struct io *io);
 void io_move(struct io *to, struct io *from);   /* `from` may be freed afterwards */
 void shut_down(const char *why);
@@ -135,6 +138,7 @@ void execs_timers(uint64_t now);
 uint64_t execs_next_timer(void);
 void execs_reaped(pid_t pid, int status, const struct rusage *ru);
 void execs_all_dead(void);
+void execs_release(void);
 uint32_t execs_kept(void);
 void kill_everything(void);
 void drain_oldest(void);

@@ -41,12 +41,22 @@ uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void io_watch(struct io *io, int fd, bool writable_too) {
+/* A descriptor that cannot be watched would be forgotten silently; this happens only when the kernel has no memory. */
+static void control(int op, int fd, uint32_t events, struct io *io) {
+    struct epoll_event ev = {.events = events, .data.ptr = io};
+    if (epoll_ctl(sv.epoll, op, fd, &ev) != 0)
+        shut_down("init: a descriptor cannot be watched");
+}
+
+void io_watch(struct io *io, int fd, uint32_t events) {
     io->fd = fd;
-    io->in = io->out = true;
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLET | (writable_too ? EPOLLOUT : 0u), .data.ptr = io};
-    if (epoll_ctl(sv.epoll, EPOLL_CTL_ADD, fd, &ev) != 0)
-        io->in = io->out = true; /* tried again every turn: slower, never lost */
+    io->in = io->hup = false;
+    io->out = true;
+    control(EPOLL_CTL_ADD, fd, EPOLLIN | events, io);
+}
+
+void io_want_out(struct io *io, bool want) {
+    control(EPOLL_CTL_MOD, io->fd, EPOLLIN | EPOLLRDHUP | EPOLLET | (want ? EPOLLOUT : 0u), io);
 }
 
 void io_close(struct io *io) {
@@ -60,12 +70,9 @@ void io_close(struct io *io) {
 }
 
 void io_move(struct io *to, struct io *from) {
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLET, .data.ptr = to};
-    to->fd = from->fd;
-    to->in = to->out = true;
-    epoll_ctl(sv.epoll, EPOLL_CTL_MOD, to->fd, &ev);
-    from->fd = -1;
-    from->in = from->out = false;
+    *to = (struct io){.fd = from->fd, .in = true};
+    control(EPOLL_CTL_MOD, to->fd, EPOLLIN | EPOLLET, to);
+    *from = (struct io){.fd = -1};
 }
 
 static void say(const char *why) {
@@ -205,7 +212,7 @@ static void set_up(void) {
     sv.epoll = epoll_create1(EPOLL_CLOEXEC);
     if (sv.scratch == MAP_FAILED || sv.epoll < 0)
         _exit(3);
-    io_watch(&sv.listener, LISTENER, false);
+    io_watch(&sv.listener, LISTENER, EPOLLET);
 }
 
 static void reap(void) {
@@ -274,6 +281,7 @@ static void wait_events(int ms) {
     for (int i = 0; i < n; i++) {
         struct io *io = ev[i].data.ptr;
         io->in |= (ev[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
+        io->hup |= (ev[i].events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP)) != 0;
         io->out |= (ev[i].events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
     }
     if (n == 0 && ms == TRIM_AFTER_MS && sv.busy)
@@ -316,6 +324,7 @@ static bool turn(void) {
     more |= ops_pump();
     bool connected = conn_io()->fd >= 0;
     conn_flush();
+    execs_release();
     if (connected && (conn_io()->fd < 0 || (sv.blocked && conn_can_send())))
         more = true;
     return more || conn_more();

@@ -106,24 +106,23 @@ static void aim(struct plan *p, const struct ends *d) {
     p->err = p->pty ? d->out[1] : d->err[1];
 }
 
-static void watch(struct io *io, int fd, bool writable) {
-    int flags = fcntl(fd, F_GETFL);
-    fcntl(fd, F_SETFL, flags | O_NONBLOCK);
-    io_watch(io, fd, writable);
+static void watch(struct io *io, int fd, uint32_t events) {
+    fcntl(fd, F_SETFL, O_NONBLOCK); /* the access mode cannot be changed and need not be given */
+    io_watch(io, fd, events | EPOLLET);
 }
 
 /* Keeps init's ends and closes the command's. */
 static void keep_ends(struct exec *e, struct ends *d) {
-    watch(&e->control, d->control[0], false);
+    io_watch(&e->control, d->control[0], 0);
     close(d->control[1]);
-    watch(&e->s[0].io, d->out[0], e->pty);
+    watch(&e->s[0].io, d->out[0], e->pty ? EPOLLOUT : 0);
     close(d->out[1]);
     if (d->err[0] >= 0) {
-        watch(&e->s[1].io, d->err[0], false);
+        watch(&e->s[1].io, d->err[0], 0);
         close(d->err[1]);
     }
     if (d->in[1] >= 0) {
-        watch(&e->in.io, d->in[1], true);
+        watch(&e->in.io, d->in[1], EPOLLOUT);
         close(d->in[0]);
     }
 }

@@ -282,7 +282,7 @@ void watch_start(const struct request *q) {
     t->recursive = q->bits;
     int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
     if (fd >= 0)
-        io_watch(&t->io, fd, false);
+        io_watch(&t->io, fd, EPOLLET);
     int err = fd < 0 ? errno : begin(t, q);
     identity_leave();
     if (err)

@@ -126,7 +126,7 @@ static void worker_start(const struct request *q, job run, bool content) {
     int err = errno;
     close(ends[1]);
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
-    io_watch(&w->pipe, ends[0], false);
+    io_watch(&w->pipe, ends[0], EPOLLET);
     if (w->pid < 0) {
         w->reaped = true;
         op_fail(&w->op, err, CODE_ERRNO, "no worker could be forked");
