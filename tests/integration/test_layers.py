@@ -299,7 +299,7 @@ async def test_a_durable_pool_keeps_layers_over_a_killed_owner(tmp_path: Path) -
     try:
         assert await layers.list() == (name,)
         (sandbox,) = await layers.list()
-        path = layers._claims[sandbox].name
+        path = layers._claims[sandbox].slots[0].name
         kept = await to_thread.run_sync((inside(layers, Path(path)) / "kept").read_text)
         assert kept == "kept"
         with pytest.raises(Conflict):

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from dsec.errors import BadRequest, CleanupFailed, Conflict, NotFound, StorageFull
+from dsec.errors import BadRequest, CleanupFailed, Conflict, NotFound, StorageFull, StoreDamaged
 from dsec.model.ids import SandboxId, parse_sandbox_id
 from dsec.model.sandbox import MIB
 from dsec.ports.storage import Layers
@@ -66,7 +66,6 @@ class _Claim:
     """Whose slot. The slot is put in by a thread and taken out by who ends the claim: exactly one gets it."""
 
     slots: deque[_Slot] = field(default_factory=deque)
-    name: str = ""
     ended: bool = False
 
     def take(self) -> _Slot | None:
@@ -220,7 +219,6 @@ class BtrfsLayers(Layers):
     def _give(self, claim: _Claim, slot: _Slot) -> None:
         """Give a slot to a claim, which may have ended while the slot was made."""
         slot.used = True
-        claim.name = slot.name
         claim.slots.append(slot)
         if claim.ended:
             self._end(claim)
@@ -260,15 +258,20 @@ class BtrfsLayers(Layers):
 
     def _check_space(self) -> None:
         """Raises: StorageFull: too little is left in the pool for one more layer."""
-        info = os.fstatvfs(self._pool.directory)
-        free = info.f_bavail * info.f_frsize
-        self._full = free < _SPARE
+        free, size = self._space()
         if self._full:
             raise StorageFull(
-                f"the pool of writable layers is full: {free:,} of {info.f_blocks * info.f_frsize:,} bytes are free",
+                f"the pool of writable layers is full: {free:,} of {size:,} bytes are free",
                 hint="destroy sandboxes, or make the pool larger",
                 free=free,
             )
+
+    def _space(self) -> tuple[int, int]:
+        """Bytes free and bytes in all; remembers whether that is too little."""
+        info = os.fstatvfs(self._pool.directory)
+        free = info.f_bavail * info.f_frsize
+        self._full = free < _SPARE
+        return free, info.f_blocks * info.f_frsize
 
     def _forget(self, sandbox: SandboxId) -> None:
         try:
@@ -286,6 +289,15 @@ class BtrfsLayers(Layers):
             self._next += 1
             name = f"{_SLOT}{self._next}"
         btrfs.create_subvolume(self._pool.directory, name)
+        try:
+            return self._fitted(name, limit)
+        except BaseException:
+            with suppress(OSError):
+                btrfs.destroy_subvolume(self._pool.directory, name)
+            raise
+
+    def _fitted(self, name: str, limit: int) -> _Slot:
+        """A new subvolume with its quota and its parts.  Raises: OSError."""
         inside = self._open(name)
         try:
             slot = _Slot(name, btrfs.subvolume_id(inside), limit)
@@ -300,26 +312,38 @@ class BtrfsLayers(Layers):
         return os.open(name, flags, dir_fd=self._pool.directory)
 
     def _start(self) -> None:
-        """Take over what is there, fill the shelf, start the worker."""
-        links: dict[str, SandboxId] = {}
-        slots: list[str] = []
-        for name in os.listdir(self._pool.directory):
+        """Take over what is there, fill the shelf, start the worker.  Raises: StoreDamaged."""
+        names = os.listdir(self._pool.directory)
+        owners = self._owners([name for name in names if not name.startswith(_SLOT)])
+        for name in names:
             if name.startswith(_SLOT):
-                slots.append(name)
-                self._next = max(self._next, int(name.removeprefix(_SLOT)))
-            else:
-                links[os.readlink(name, dir_fd=self._pool.directory)] = parse_sandbox_id(name)
-        for name in slots:
-            inside = self._open(name)
-            slot = _Slot(name, btrfs.subvolume_id(inside), 0, used=True)
-            os.close(inside)
-            if name in links:
-                self._claims[links[name]] = _Claim(deque([slot]), name)
-            else:
-                self._jobs.put(slot)
+                self._take_over(name, owners.pop(name, None))
+        for sandbox in owners.values():  # of slots that are no more
+            self._forget(sandbox)
         if self._jobs.empty():
             self._fill()
         self._worker.start()
+
+    def _owners(self, links: Iterable[str]) -> dict[str, SandboxId]:
+        """Whose each linked slot is."""
+        try:
+            return {os.readlink(name, dir_fd=self._pool.directory): parse_sandbox_id(name) for name in links}
+        except (BadRequest, OSError) as error:
+            raise StoreDamaged(f"the pool of layers holds something strange: {error}") from error
+
+    def _take_over(self, name: str, owner: SandboxId | None) -> None:
+        """A slot of an earlier run: its owner's still, or to be emptied."""
+        try:
+            self._next = max(self._next, int(name.removeprefix(_SLOT)))
+            inside = self._open(name)
+        except (ValueError, OSError) as error:
+            raise StoreDamaged(f"the pool of layers holds a strange slot: {error}") from error
+        slot = _Slot(name, btrfs.subvolume_id(inside), 0, used=True)
+        os.close(inside)
+        if owner is None:
+            self._jobs.put(slot)
+        else:
+            self._claims[owner] = _Claim(deque([slot]))
 
     def _stop(self) -> None:
         self._closing = True
@@ -361,7 +385,8 @@ class BtrfsLayers(Layers):
     def _fill(self) -> None:
         """Make slots until the shelf is full. A full disk is told to who asks for a layer, not here."""
         with suppress(OSError):
-            while len(self._shelf) < self._target and not self._closing:
+            self._space()
+            while not self._full and len(self._shelf) < self._target and not self._closing:
                 self._shelf.append(self._make(self._limit))
 
     def _put_back(self, slot: _Slot) -> None:

@@ -116,7 +116,15 @@ def pool_size(free: int, wanted: int | None, *, durable: bool) -> int:
 
 def _open_private(state: Path, size: int | None) -> Pool:
     """Nothing of it has a name, at any moment."""
-    file = os.open(state, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        file = os.open(state, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+        raise Unsupported(
+            f"{state} cannot hold writable layers: its file system has no unnamed files",
+            hint="put the state directory on a local file system (ext4, xfs, btrfs)",
+        ) from error
     try:
         _allocate(file, state, size, durable=False)
         loop = attach_loop(file, read_only=False, direct=True)
