@@ -50,6 +50,7 @@ _HEADER_TYPES: Final = (
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE),
     tarfile.SOLARIS_XHDTYPE,
 )
+_UNREADABLE: Final = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 _LOCAL: Final[dict[int, type[DsecError]]] = {
     errno.EEXIST: Conflict,
     errno.ELOOP: Conflict,
@@ -222,17 +223,7 @@ def _tar_items(stream: IO[bytes]) -> Iterator[_Item]:
                 tar.members = []  # type: ignore[attr-defined]  # a long archive must not be remembered
     except DsecError:
         raise
-    except (
-        tarfile.TarError,
-        EOFError,
-        ArithmeticError,
-        ValueError,
-        OSError,
-        RecursionError,
-        zlib.error,
-    ) as wrong:
-        raise ArchiveRefused(f"the archive cannot be read: {wrong}") from wrong
-    except lzma.LZMAError as wrong:
+    except (*_UNREADABLE, ArithmeticError, ValueError, OSError, RecursionError) as wrong:
         raise ArchiveRefused(f"the archive cannot be read: {wrong}") from wrong
 
 
@@ -666,6 +657,8 @@ def local_problem(what: str) -> Iterator[None]:
         yield
     except DsecError:
         raise
+    except _UNREADABLE as wrong:
+        raise ArchiveRefused(f"the archive cannot be read: {wrong}") from wrong
     except OSError as wrong:
         kind = _LOCAL.get(wrong.errno or 0, BadRequest)
         named = os.fsdecode(wrong.filename) if isinstance(wrong.filename, str | bytes) else ""

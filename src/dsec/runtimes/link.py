@@ -20,7 +20,7 @@ from dsec.wire import guest as wire
 _Answer = TypeVar("_Answer", bound=wire.Message)
 _JOIN_BELOW: Final = 4096
 _JOIN_UP_TO: Final = 65536
-_SEND_PIECE: Final = 65536
+_SEND_PIECE: Final = 131_072
 _LATE_BYTES: Final = 64 * 2**20
 _OUT_HIGH: Final = 512 * 1024
 _OUT_HARD: Final = 16 * 2**20
