@@ -16,9 +16,10 @@ import pytest
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from dsec.errors import BadRequest, Conflict, NotFound, StorageFull
+from dsec.errors import BadRequest, Conflict, NotFound, StorageFull, StoreDamaged
 from dsec.model.ids import new_sandbox_id
 from dsec.stores.layers import BtrfsLayers
+from dsec.stores.pool import open_pool
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.anyio]
 
@@ -336,3 +337,50 @@ async def test_a_pool_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     assert caught.value.facts["needed"] == 2**50
     with pytest.raises(BadRequest):
         await BtrfsLayers.open(tmp_path, shelf=-1, durable=False)
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm")
+async def test_a_pool_in_memory_takes_only_what_is_used(tmp_path: Path) -> None:
+    before = os.statvfs("/dev/shm").f_bfree
+    layers = await BtrfsLayers.open(Path("/dev/shm"), size_bytes=SIZE, durable=False)
+    try:
+        path = await layers.create(new_sandbox_id(), 64)
+        assert await to_thread.run_sync(fill, inside(layers, path), MIB) == (MIB, 0)
+        taken = (before - os.statvfs("/dev/shm").f_bfree) * os.statvfs("/dev/shm").f_frsize
+        assert taken < 128 * MIB
+    finally:
+        await layers.close()
+
+
+async def test_a_pool_that_holds_something_strange_is_refused(tmp_path: Path) -> None:
+    layers = await BtrfsLayers.open(tmp_path, size_bytes=SIZE, durable=True)
+    lost = new_sandbox_id()
+
+    def soil() -> None:
+        root = Path(f"/proc/self/fd/{layers.root_fd()}")
+        (root / lost).symlink_to("slot-999")  # a link whose slot is gone is dropped
+        (root / "stranger").mkdir()
+
+    await to_thread.run_sync(soil)
+    await layers.close()
+    with pytest.raises(StoreDamaged):
+        await BtrfsLayers.open(tmp_path, durable=True)
+
+    def mend() -> None:
+        pool = open_pool(tmp_path, None, durable=True)
+        os.rmdir("stranger", dir_fd=pool.directory)
+        pool.close()
+
+    await to_thread.run_sync(mend)
+    again = await BtrfsLayers.open(tmp_path, durable=True)
+    try:
+        assert await again.list() == ()
+        await again.create(lost, 64)
+    finally:
+        await again.close()
+
+
+async def test_a_damaged_file_is_not_a_pool(tmp_path: Path) -> None:
+    await to_thread.run_sync((tmp_path / "layers.img").write_bytes, bytes(SIZE // 8))
+    with pytest.raises(StoreDamaged):
+        await BtrfsLayers.open(tmp_path, durable=True)

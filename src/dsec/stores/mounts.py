@@ -45,6 +45,8 @@ _LOOP_INFO_BYTES: Final = 232
 _LO_FLAGS_READ_ONLY: Final = 1
 _LO_FLAGS_AUTOCLEAR: Final = 4
 _LO_FLAGS_DIRECT_IO: Final = 16
+_TMPFS_MAGIC: Final = 0x01021994
+_STATFS_BYTES: Final = 256  # more than struct statfs of any architecture
 _LOOP_ATTEMPTS: Final = 64
 # struct loop_config: fd, block_size, struct loop_info64 (232 bytes), 8 reserved words.
 _LOOP_CONFIG: Final = struct.Struct("=II 5Q 4I 64s64s32s 2Q 8Q")
@@ -90,6 +92,16 @@ def _explain(context: int) -> str:
         except OSError:
             break
     return "; ".join(lines)
+
+
+def is_tmpfs(descriptor: int) -> bool:
+    """Whether an open file lives in memory.  Raises: OSError."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    function = ctypes.CDLL(None, use_errno=True).fstatfs
+    if function(ctypes.c_int(descriptor), buffer) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "fstatfs")
+    return bool(struct.unpack_from("@l", buffer)[0] == _TMPFS_MAGIC)
 
 
 def mount_detached(fstype: str, source: str, options: Mapping[str, str | None], attributes: int) -> int:

@@ -28,6 +28,7 @@ from dsec.stores.mounts import (
     Loop,
     attach_loop,
     find_loop,
+    is_tmpfs,
     mount_detached,
 )
 
@@ -194,7 +195,10 @@ def _allocate(file: int, state: Path, wanted: int | None, *, durable: bool) -> N
     size = pool_size(info.f_bavail * info.f_frsize, wanted, durable=durable)
     _no_copy_on_write(file)
     try:
-        os.posix_fallocate(file, 0, size)
+        if is_tmpfs(file):
+            os.ftruncate(file, size)  # allocating would take that much memory at once
+        else:
+            os.posix_fallocate(file, 0, size)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StorageFull(
