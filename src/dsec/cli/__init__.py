@@ -1,0 +1,1 @@
+"""The command line. Its modules are loaded when their command is named."""

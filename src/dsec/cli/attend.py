@@ -1,0 +1,269 @@
+"""Attending a command: its streams, its terminal and its signals are ours until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import struct
+import termios
+import threading
+import tty
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import Future as ThreadFuture
+from dataclasses import dataclass
+from typing import Final
+
+from dsec.cli.codes import BROKEN_PIPE, TIMEOUT
+from dsec.cli.output import complain, write_all
+from dsec.cli.session import Signals
+from dsec.client.aio import AsyncExec, AsyncSandbox, AsyncTerminal
+from dsec.errors import DsecError
+from dsec.model.execs import ExecResult, Stream
+
+STDIN: Final = 0
+STDOUT: Final = 1
+STDERR: Final = 2
+_PIECE: Final = 1 << 16
+_INTERRUPTS: Final = 3  # a command that ignores this many is killed
+_NO_PROGRAM: Final = {
+    126: "most likely the program may not be executed",
+    127: "most likely there is no such program, or no such working directory",
+}
+_FDS: Final = {Stream.STDOUT: STDOUT, Stream.STDERR: STDERR}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A command as it was asked for. ``tty`` and ``stdin``: whether it gets a terminal, and our standard input."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str = ""
+    user: str = ""
+    timeout: float | None = None
+    tty: bool = False
+    stdin: bool = False
+
+
+def is_tty(fd: int) -> bool:
+    """Whether it is a terminal; a closed one is not."""
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
+
+
+async def attend(sandbox: AsyncSandbox, asked: Asked, signals: Signals) -> int:
+    """Run it; our exit code.  Raises: as :meth:`AsyncSandbox.start`."""
+    if asked.tty:
+        return await _on_terminal(sandbox, asked, signals)
+    command = await sandbox.start(
+        asked.argv,
+        timeout=asked.timeout,
+        env=asked.env,
+        cwd=asked.cwd,
+        user=asked.user,
+        stdin=True if asked.stdin else None,
+    )
+    with signals.to(_Forward(command)):
+        async with _feeding(command, asked.stdin):
+            return await _follow(command, asked)
+
+
+async def _on_terminal(sandbox: AsyncSandbox, asked: Asked, signals: Signals) -> int:
+    rows, cols = _size()
+    env = {"TERM": os.environ.get("TERM") or "xterm-256color", **asked.env}
+    terminal = await sandbox.terminal(
+        asked.argv, rows=rows, cols=cols, timeout=asked.timeout, env=env, cwd=asked.cwd, user=asked.user
+    )
+    with signals.to(_Forward(terminal)), _resizing(terminal), _raw():
+        async with _feeding(terminal, True):
+            return await _follow(terminal, asked)
+
+
+async def _follow(command: AsyncExec, asked: Asked) -> int:
+    """Its output to ours, then its exit code."""
+    silent = True
+    try:
+        async for chunk in command.output:
+            silent = False
+            await asyncio.to_thread(write_all, _FDS[chunk.stream], chunk.data)
+    except BrokenPipeError:
+        await command.kill()
+        await command.wait()
+        return BROKEN_PIPE
+    result = await command.wait()
+    if silent and result.exit_code in _NO_PROGRAM and not result.signal:
+        complain(
+            f"exit code {result.exit_code} without a word: {_NO_PROGRAM[result.exit_code]}: {asked.argv[0]}"
+        )
+    return told(result, asked.timeout)
+
+
+def told(result: ExecResult, timeout: float | None) -> int:
+    """The exit code that a result means for us; what the code alone does not say goes to standard error."""
+    if result.timed_out:
+        complain(f"the command was ended: it ran longer than {timeout or 0:g} s")
+        return TIMEOUT
+    if result.oom:
+        complain("a process was killed for memory", "allow more with --memory")
+    return result.exit_code
+
+
+class _Forward:
+    """Signals of ours to the command."""
+
+    def __init__(self, command: AsyncExec) -> None:
+        self._command = command
+        self._interrupts = 0
+
+    async def __call__(self, signo: int) -> None:
+        self._interrupts += signo == signal.SIGINT
+        if self._interrupts >= _INTERRUPTS:
+            await self._command.kill()
+        else:
+            await self._command.signal(signo)
+
+
+class Feeder:
+    """A thread that reads a descriptor and hands every piece to the loop, one at a time: who is slow makes it wait.
+
+    Args:
+        send: takes a piece. end: is told that there is no more.
+    """
+
+    def __init__(
+        self, fd: int, send: Callable[[bytes], Awaitable[None]], end: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._fd = fd
+        self._send = send
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="dsec-stdin", daemon=True)
+        self._now: ThreadFuture[None] | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Read no more. Returns when the thread has ended."""
+        self._stopped = True
+        os.write(self._wake_write, b"x")
+        if self._now is not None:
+            self._now.cancel()
+        await asyncio.to_thread(self._thread.join)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        with contextlib.suppress(DsecError, CancelledError):  # the command reads no more: neither do we
+            while data := self._read():
+                self._cross(self._send(data))
+            if not self._stopped:
+                self._cross(self._end())
+
+    def _cross(self, work: Awaitable[None]) -> None:
+        self._now = asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
+        if self._stopped:
+            self._now.cancel()
+        self._now.result()
+
+    def _read(self) -> bytes:
+        """A piece; b"" at the end, or when stopped."""
+        ready = select.poll()
+        ready.register(self._wake_read, select.POLLIN)
+        ready.register(self._fd, select.POLLIN)
+        try:
+            if any(fd == self._wake_read for fd, _ in ready.poll()):
+                return b""
+            return os.read(self._fd, _PIECE)
+        except OSError:
+            return b""  # closed, or a terminal that hung up
+
+
+async def read_stdin() -> AsyncIterator[bytes]:
+    """Our standard input, piece by piece."""
+    pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
+
+    async def end() -> None:
+        await pieces.put(b"")
+
+    feeder = Feeder(STDIN, pieces.put, end)
+    feeder.start()
+    try:
+        while piece := await pieces.get():
+            yield piece
+    finally:
+        await feeder.stop()
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+@contextlib.asynccontextmanager
+async def _feeding(command: AsyncExec, wanted: bool) -> AsyncIterator[None]:
+    """Meanwhile our standard input is the command's."""
+    if not wanted:
+        yield
+        return
+    feeder = Feeder(STDIN, command.send_stdin, command.close_stdin)
+    feeder.start()
+    try:
+        yield
+    finally:
+        await feeder.stop()
+
+
+def _size() -> tuple[int, int]:
+    """Rows and columns of our terminal."""
+    for fd in (STDOUT, STDIN, STDERR):
+        with contextlib.suppress(OSError):
+            rows, cols, _, _ = struct.unpack("4H", fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(8)))
+            if rows and cols:
+                return rows, cols
+    return 24, 80
+
+
+@contextlib.contextmanager
+def _resizing(terminal: AsyncTerminal) -> Iterator[None]:
+    """Meanwhile the command's terminal has the size of ours."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def resize() -> None:
+        with contextlib.suppress(DsecError):
+            await terminal.resize(*_size())
+
+    def changed() -> None:
+        task = loop.create_task(resize())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(signal.SIGWINCH, changed)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGWINCH)
+
+
+@contextlib.contextmanager
+def _raw() -> Iterator[None]:
+    """Meanwhile our terminal passes every key on; it is put back however this ends."""
+    if not is_tty(STDIN):
+        yield
+        return
+    before = termios.tcgetattr(STDIN)
+    try:
+        tty.setraw(STDIN, termios.TCSADRAIN)
+        yield
+    finally:
+        termios.tcsetattr(STDIN, termios.TCSADRAIN, before)

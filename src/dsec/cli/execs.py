@@ -1,0 +1,216 @@
+"""`dsec exec`, `dsec shell` and `dsec ps`: commands in sandboxes that last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+import typer
+
+from dsec.cli import options as opt
+from dsec.cli.attend import Asked, attend, read_stdin, told
+from dsec.cli.output import duration, put, put_json, put_table, text_of
+from dsec.cli.session import Signals, conduct, durable
+from dsec.client.aio import AsyncSandbox
+from dsec.model.execs import ExecInfo, ExecResult
+from dsec.model.sandbox import Problem, SandboxInfo, State
+
+app = typer.Typer()
+
+_SHELL: Final = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
+
+
+def result_json(result: ExecResult) -> dict[str, object]:
+    """A result as ``--json`` shows it."""
+    return {
+        "id": result.id,
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "timed_out": result.timed_out,
+        "oom": result.oom,
+        "duration": result.duration,
+        "stdout": text_of(result.stdout),
+        "stderr": text_of(result.stderr),
+        "truncated": result.truncated,
+        "dropped": result.dropped,
+    }
+
+
+async def report(sandbox: AsyncSandbox, asked: Asked, signals: Signals) -> int:
+    """Run it to its end and print the result as JSON; our exit code."""
+    del signals  # they end us, and with us the command
+    stdin: AsyncIterator[bytes] | None = read_stdin() if asked.stdin else None
+    result = await sandbox.exec(
+        asked.argv, timeout=asked.timeout, env=asked.env, cwd=asked.cwd, user=asked.user, stdin=stdin
+    )
+    put_json(result_json(result))
+    return told(result, asked.timeout)
+
+
+@app.command("exec", context_settings={"allow_interspersed_args": False})
+def exec_(
+    sandbox: opt.SandboxIdText,
+    command: opt.Words,
+    env: opt.EnvList = None,
+    user: opt.User = "",
+    workdir: opt.Workdir = "",
+    timeout: opt.Timeout = None,
+    interactive: opt.Interactive = False,
+    tty: opt.Tty = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave it running and print its exec id.")
+    ] = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Run a command in a sandbox that was created before.
+
+    Exit code, standard input, terminal and signals as for `dsec run`.
+
+    Examples:
+
+        dsec exec sb-... -- python3 -c 'print(6 * 7)'
+
+        dsec exec -d sb-... -- sh -c 'sleep 60; echo done > result'
+    """
+    quiet = as_json or detach
+    asked = opt.asked(
+        command,
+        env=opt.pairs("env", env),
+        cwd=workdir,
+        user=user,
+        timeout=timeout,
+        interactive=interactive,
+        tty=False if quiet else tty,
+    )
+
+    async def work(signals: Signals) -> int:
+        async with durable() as engine:
+            found = await engine.sandboxes.get(sandbox)
+            if detach:
+                return await _leave(found, asked, as_json)
+            return await (report if as_json else attend)(found, asked, signals)
+
+    conduct(work)
+
+
+async def _leave(sandbox: AsyncSandbox, asked: Asked, as_json: bool) -> int:
+    """Start it and go."""
+    command = await sandbox.start(
+        asked.argv, timeout=asked.timeout, env=asked.env, cwd=asked.cwd, user=asked.user
+    )
+    if as_json:
+        put_json({"id": command.id, "sandbox": sandbox.id, "pid": command.pid})
+    else:
+        put(f"{command.id}\n")
+    return 0
+
+
+@app.command()
+def shell(
+    sandbox: opt.SandboxIdText, user: opt.User = "", workdir: opt.Workdir = "", env: opt.EnvList = None
+) -> None:
+    """A shell in a sandbox: bash where there is one. Without a terminal it runs what standard input says.
+
+    Examples:
+
+        dsec shell sb-...
+
+        echo 'uname -r; id' | dsec shell -u root sb-...
+    """
+    asked = opt.asked(_SHELL, env=opt.pairs("env", env), cwd=workdir, user=user, interactive=True)
+
+    async def work(signals: Signals) -> int:
+        async with durable() as engine:
+            return await attend(await engine.sandboxes.get(sandbox), asked, signals)
+
+    conduct(work)
+
+
+def exec_json(sandbox: str, info: ExecInfo) -> dict[str, object]:
+    """A listed command as ``--json`` shows it."""
+    return {
+        "id": info.id,
+        "sandbox": sandbox,
+        "pid": info.pid,
+        "argv": info.argv,
+        "started_at": info.started_at,
+        "running": info.exit is None,
+        "exit_code": None if info.exit is None else info.exit.code,
+        "signal": None if info.exit is None else info.exit.signal,
+        "cause": None if info.exit is None else info.exit.cause,
+    }
+
+
+@app.command()
+def ps(
+    sandbox: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Only of this sandbox.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Ended commands too.")] = False,
+    problems: Annotated[
+        bool, typer.Option("--problems", help="Clean-ups that failed and are tried again.")
+    ] = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """List the commands of sandboxes, or with --problems what could not be cleaned up.
+
+    Examples:
+
+        dsec ps
+
+        dsec ps -a sb-...
+
+        dsec ps --problems
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            if problems:
+                return _show_problems(await engine.problems(), as_json)
+            infos: tuple[SandboxInfo, ...]
+            if sandbox is None:
+                infos = await engine.sandboxes.list((State.RUNNING, State.PAUSED))
+            else:
+                infos = ((await engine.sandboxes.get(sandbox)).info,)
+            found: list[tuple[str, ExecInfo]] = []
+            for info in infos:
+                execs = await (await engine.sandboxes.get(info.id)).execs()
+                found += [(info.id, one) for one in execs if every or one.exit is None]
+        _show_execs(found, as_json)
+        return 0
+
+    conduct(work)
+
+
+def _show_execs(found: list[tuple[str, ExecInfo]], as_json: bool) -> None:
+    if as_json:
+        return put_json([exec_json(sandbox, one) for sandbox, one in found])
+    rows = [
+        (
+            one.id,
+            sandbox,
+            str(one.pid or "-"),
+            duration(time.time() - one.started_at),
+            "running" if one.exit is None else f"exit {one.exit.code}",
+            " ".join(one.argv)[:80],
+        )
+        for sandbox, one in found
+    ]
+    return put_table(("EXEC", "SANDBOX", "PID", "AGE", "STATE", "COMMAND"), rows)
+
+
+def _show_problems(found: tuple[Problem, ...], as_json: bool) -> int:
+    """1 when there are any."""
+    if as_json:
+        put_json(found)
+    elif found:
+        rows = [
+            (one.sandbox, one.what, duration(time.time() - one.since), str(one.attempts), one.error)
+            for one in found
+        ]
+        put_table(("SANDBOX", "WHAT", "SINCE", "ATTEMPTS", "ERROR"), rows)
+    else:
+        put("no problems\n")
+    return 1 if found else 0

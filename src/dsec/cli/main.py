@@ -1,0 +1,119 @@
+"""The entry point: finds the command, loads its module, and turns errors into messages and exit codes.
+
+Only the module of the command that is named is loaded; the others stand in with one line of help.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Final
+
+import typer
+
+from dsec.cli.codes import OTHER, exit_code
+from dsec.cli.output import complain, complain_of, put
+from dsec.errors import DsecError
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "run": ("run", "Run one command in a new sandbox, which is destroyed when it ends."),
+    "create": ("sandboxes", "Create a sandbox that lasts, and print its id."),
+    "ls": ("sandboxes", "List sandboxes, oldest first."),
+    "exec": ("execs", "Run a command in a sandbox that was created before."),
+    "shell": ("execs", "A shell in a sandbox."),
+    "pause": ("sandboxes", "Stop all processes of sandboxes."),
+    "resume": ("sandboxes", "Let paused sandboxes go on."),
+    "rm": ("sandboxes", "End sandboxes and remove everything of them."),
+    "inspect": ("sandboxes", "Show what is known of a sandbox."),
+    "ps": ("execs", "List the commands of sandboxes, or what could not be cleaned up."),
+}
+"""Name to module and summary, in the order of the help."""
+
+_EPILOG: Final = (
+    "Exit codes: 0 done · 1 other error · 2 usage · 4 not found · 5 conflict · 69 unsupported · 75 busy · "
+    "77 denied · 124 time-out · 128+n ended by signal n. `run`, `exec` and `shell` leave with the command's own."
+)
+
+
+class Switches:
+    """What the options before the command say."""
+
+    debug = False
+
+
+def build(names: Sequence[str], switches: Switches) -> typer.Typer:
+    """The application; of the commands, those in ``names`` are loaded, with whatever else is in their module."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback(epilog=_EPILOG)
+    def dsec(
+        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and what goes on.")] = False,
+        show_version: Annotated[
+            bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
+        ] = False,
+    ) -> None:
+        """Isolated, limited, recorded sandboxes.
+
+        State is kept in $DSEC_HOME, by default /var/lib/dsec for root and ~/.local/share/dsec for others.
+        """
+        switches.debug = debug
+        logging.getLogger("dsec").setLevel(logging.DEBUG if debug else logging.WARNING)
+        if show_version:
+            metadata = import_module("importlib.metadata")  # slow to load, and needed for nothing else
+            put(f"dsec {metadata.version('dsec-engine')}\n")
+            raise typer.Exit
+
+    loaded = {COMMANDS[name][0] for name in names if name in COMMANDS}
+    for name, (module, summary) in COMMANDS.items():
+        if module in loaded:
+            _add(app, import_module(f"dsec.cli.{module}").app, name)
+        else:
+            app.command(name, help=summary)(_stand_in)
+    return app
+
+
+def _add(app: typer.Typer, part: typer.Typer, name: str) -> None:
+    """The one command (or group) of that name of a module."""
+    app.registered_commands += [one for one in part.registered_commands if _name(one) == name]
+    app.registered_groups += [one for one in part.registered_groups if one.name == name]
+
+
+def _name(command: typer.models.CommandInfo) -> str:
+    return command.name or (command.callback.__name__ if command.callback else "")
+
+
+def _stand_in() -> None:
+    raise RuntimeError("a command that is run is loaded first")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    switches = Switches()
+    logging.basicConfig(format="dsec: %(message)s", level=logging.WARNING)
+    try:
+        build(words, switches)(words, prog_name="dsec")
+    except DsecError as error:
+        if switches.debug:
+            traceback.print_exc()
+        complain_of(error)
+        sys.exit(exit_code(error.code))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if switches.debug:
+            raise
+        complain(
+            f"internal error: {type(error).__name__}: {error}",
+            "run again with `dsec --debug ...` and report it",
+        )
+        sys.exit(OTHER)

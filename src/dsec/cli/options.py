@@ -1,0 +1,135 @@
+"""Options that several commands have, and what they mean to the SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from dsec.cli.attend import STDIN, STDOUT, Asked, is_tty
+from dsec.errors import BadRequest, Unsupported
+from dsec.model.sandbox import Limits
+
+_WHAT = "Sandbox"
+_HOW = "Command"
+
+Template = Annotated[
+    str, typer.Option("--template", "-t", help="Template to start from.", rich_help_panel=_WHAT)
+]
+LevelName = Annotated[
+    str, typer.Option("--level", help="Isolation: container or process.", rich_help_panel=_WHAT)
+]
+Net = Annotated[str, typer.Option("--net", help="Network: none (loopback only).", rich_help_panel=_WHAT)]
+VolumeList = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--volume", "-v", metavar="SRC:DST[:ro]", help="Host path shown inside.", rich_help_panel=_WHAT
+    ),
+]
+Memory = Annotated[
+    int | None, typer.Option("--memory", metavar="MIB", help="Memory, MiB.", rich_help_panel=_WHAT)
+]
+Cpus = Annotated[
+    float | None, typer.Option("--cpus", metavar="N", help="CPUs, such as 0.5.", rich_help_panel=_WHAT)
+]
+Pids = Annotated[
+    int | None, typer.Option("--pids", metavar="N", help="Processes and threads.", rich_help_panel=_WHAT)
+]
+Disk = Annotated[int | None, typer.Option("--disk", metavar="MIB", help="Disk, MiB.", rich_help_panel=_WHAT)]
+ReadOnly = Annotated[
+    bool,
+    typer.Option("--read-only", help="Only workspace, home and /tmp can be written.", rich_help_panel=_WHAT),
+]
+EnvList = Annotated[
+    list[str] | None,
+    typer.Option("--env", "-e", metavar="NAME=VALUE", help="A variable.", rich_help_panel=_HOW),
+]
+User = Annotated[str, typer.Option("--user", "-u", help="Who runs it: user or root.", rich_help_panel=_HOW)]
+Workdir = Annotated[
+    str, typer.Option("--workdir", "-w", metavar="DIR", help="Where it runs.", rich_help_panel=_HOW)
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="Then its whole process tree is ended (exit 124).",
+        rich_help_panel=_HOW,
+    ),
+]
+Interactive = Annotated[
+    bool,
+    typer.Option(
+        "--interactive", "-i", help="Pass standard input on, also a terminal's.", rich_help_panel=_HOW
+    ),
+]
+Tty = Annotated[
+    bool | None,
+    typer.Option(
+        "--tty/--no-tty", help="A terminal of its own; default: when ours are.", rich_help_panel=_HOW
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Words = Annotated[
+    list[str], typer.Argument(metavar="CMD...", help="Program and arguments.", show_default=False)
+]
+SandboxIdText = Annotated[str, typer.Argument(metavar="ID", help="Sandbox id (sb-...).", show_default=False)]
+SandboxIdTexts = Annotated[
+    list[str], typer.Argument(metavar="ID...", help="Sandbox ids.", show_default=False)
+]
+
+
+def pairs(field: str, given: Sequence[str] | None) -> dict[str, str]:
+    """``NAME=VALUE`` each.  Raises: BadRequest."""
+    found = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not name or not equals:
+            raise BadRequest(f"{field}: {one!r} is not NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def limits(memory: int | None, cpus: float | None, pids: int | None, disk: int | None) -> Limits:
+    """The default limits, but for those that were given.  Raises: BadRequest."""
+    given = {"memory_mib": memory, "pids": pids, "disk_mib": disk}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if cpus is not None:
+        if not 0.01 <= cpus <= 1024:
+            raise BadRequest(f"cpus: {cpus!r} is not a number from 0.01 to 1024")
+        chosen["cpu_millis"] = round(cpus * 1000)
+    return Limits(**chosen)
+
+
+def check_net(net: str) -> None:
+    """Raises: Unsupported."""
+    if net != "none":
+        raise Unsupported(
+            f"net: there is no network {net!r}", hint="sandboxes have loopback only: --net none"
+        )
+
+
+def asked(
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str = "",
+    user: str = "",
+    timeout: float | None = None,
+    interactive: bool = False,
+    tty: bool | None = None,
+) -> Asked:
+    """A command with the streams that fit ours. Standard input is passed on unless it is a terminal and nobody asked for it.
+
+    Raises: BadRequest.
+    """
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        raise BadRequest("CMD: there is no command", hint="dsec run -- echo hi")
+    if timeout is not None and timeout <= 0:
+        raise BadRequest(f"timeout: {timeout:g} is not above 0 seconds")
+    terminal = is_tty(STDIN) and is_tty(STDOUT) if tty is None else tty
+    stdin = terminal or interactive or not is_tty(STDIN)
+    return Asked(argv=words, env=env, cwd=cwd, user=user, timeout=timeout, tty=terminal, stdin=stdin)

@@ -1,0 +1,69 @@
+"""`dsec run`: one command in a sandbox that exists only for it."""
+
+from __future__ import annotations
+
+import typer
+
+from dsec.cli import options as opt
+from dsec.cli.attend import attend
+from dsec.cli.execs import report
+from dsec.cli.session import Signals, conduct
+from dsec.wiring import AsyncDsec
+
+app = typer.Typer()
+
+
+@app.command("run", context_settings={"allow_interspersed_args": False})
+def run(
+    command: opt.Words,
+    template: opt.Template = "base",
+    level: opt.LevelName = "container",
+    net: opt.Net = "none",
+    volume: opt.VolumeList = None,
+    memory: opt.Memory = None,
+    cpus: opt.Cpus = None,
+    pids: opt.Pids = None,
+    disk: opt.Disk = None,
+    read_only: opt.ReadOnly = False,
+    env: opt.EnvList = None,
+    user: opt.User = "",
+    workdir: opt.Workdir = "",
+    timeout: opt.Timeout = None,
+    interactive: opt.Interactive = False,
+    tty: opt.Tty = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Run one command in a new sandbox, which is destroyed when it ends.
+
+    Its exit code is ours: 128 + n when signal n ended it, 124 when its time was up. Standard input is passed on unless it
+    is a terminal; with a terminal on both sides the command gets one too. Signals are passed on.
+
+    Examples:
+
+        dsec run -- echo hi
+
+        dsec run --timeout 10 --memory 256 -v ./src:/workspace/src:ro -- python3 src/main.py
+
+        tar c . | dsec run -- tar x -v
+    """
+    opt.check_net(net)
+    limits = opt.limits(memory, cpus, pids, disk)
+    asked = opt.asked(
+        command,
+        env=opt.pairs("env", env),
+        cwd=workdir,
+        user=user,
+        timeout=timeout,
+        interactive=interactive,
+        tty=False if as_json else tty,
+    )
+
+    async def work(signals: Signals) -> int:
+        async with AsyncDsec() as engine:
+            sandbox = await engine.sandboxes.create(
+                template, level=level, limits=limits, read_only=read_only, volumes=volume or ()
+            )
+            async with sandbox:
+                return await (report if as_json else attend)(sandbox, asked, signals)
+
+    conduct(work)

@@ -1,0 +1,285 @@
+"""`dsec create`, `ls`, `inspect`, `pause`, `resume` and `rm`: sandboxes that last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from dsec.cli import options as opt
+from dsec.cli.codes import exit_code
+from dsec.cli.output import complain_of, duration, plain, put, put_json, put_table
+from dsec.cli.session import Signals, conduct, durable
+from dsec.client.aio import AsyncDsec, AsyncSandbox
+from dsec.errors import BadRequest, DsecError
+from dsec.model.sandbox import SandboxInfo, State
+
+app = typer.Typer()
+
+
+def info_json(info: SandboxInfo) -> dict[str, object]:
+    """A sandbox as ``--json`` shows it."""
+    spec = info.spec
+    return {
+        "id": info.id,
+        "state": info.state,
+        "level": spec.level,
+        "base": spec.base,
+        "flags": info.flags,
+        "created_at": info.created_at,
+        "expires_at": info.expires_at,
+        "ended_at": info.ended_at,
+        "reason": info.reason,
+        "session_id": info.session_id,
+        "workdir": info.workdir,
+        "limits": spec.limits,
+        "idle": spec.idle,
+        "read_only": spec.read_only,
+        "volumes": spec.volumes,
+        "env": spec.env,
+        "labels": spec.labels,
+    }
+
+
+@app.command()
+def create(
+    template: opt.Template = "base",
+    level: opt.LevelName = "container",
+    net: opt.Net = "none",
+    volume: opt.VolumeList = None,
+    memory: opt.Memory = None,
+    cpus: opt.Cpus = None,
+    pids: opt.Pids = None,
+    disk: opt.Disk = None,
+    read_only: opt.ReadOnly = False,
+    env: opt.EnvList = None,
+    ttl: Annotated[float, typer.Option("--ttl", metavar="SECONDS", help="Destroyed then; 0 = never.")] = 0.0,
+    idle: Annotated[
+        float,
+        typer.Option("--idle", metavar="SECONDS", help="Destroyed after so long without use; 0 = never."),
+    ] = 0.0,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Yours, for finding it.")
+    ] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Create a sandbox that lasts, and print its id. It lives on until it is removed or its time is up.
+
+    Examples:
+
+        id=$(dsec create --ttl 3600)
+
+        dsec create --memory 256 --label team=blue --json
+    """
+    opt.check_net(net)
+    limits = opt.limits(memory, cpus, pids, disk)
+    variables, labels = opt.pairs("env", env), opt.pairs("label", label)
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            sandbox = await engine.sandboxes.create(
+                template,
+                level=level,
+                ttl=ttl,
+                idle=idle,
+                limits=limits,
+                read_only=read_only,
+                env=variables,
+                volumes=volume or (),
+                labels=labels,
+            )
+        if as_json:
+            put_json(info_json(sandbox.info))
+        else:
+            put(f"{sandbox.id}\n")
+        return 0
+
+    conduct(work)
+
+
+@app.command("ls")
+def list_(
+    every: Annotated[bool, typer.Option("--all", "-a", help="Also those that are gone.")] = False,
+    state: Annotated[list[str] | None, typer.Option("--state", "-s", help="Only in this state.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Only with this label.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only ids.")] = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """List sandboxes, oldest first.
+
+    Examples:
+
+        dsec ls
+
+        dsec ls --all --json
+
+        dsec rm $(dsec ls -q --label team=blue)
+    """
+    states, labels = _states(state, every), opt.pairs("label", label)
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            infos = await engine.sandboxes.list(states)
+        shown = [info for info in infos if labels.items() <= dict(info.spec.labels).items()]
+        if as_json:
+            put_json([info_json(info) for info in shown])
+        elif quiet:
+            put("".join(f"{info.id}\n" for info in shown))
+        else:
+            _show(shown)
+        return 0
+
+    conduct(work)
+
+
+def _states(given: Sequence[str] | None, every: bool) -> tuple[State, ...]:
+    """Raises: BadRequest."""
+    try:
+        return tuple(State(one) for one in given or (tuple(State) if every else ()))
+    except ValueError as error:
+        raise BadRequest(f"state: {error}", hint=f"choose from {', '.join(State)}") from None
+
+
+def _show(infos: Sequence[SandboxInfo]) -> None:
+    now = time.time()
+    rows = [
+        (
+            info.id,
+            info.state.value,
+            info.spec.level.value,
+            duration(now - info.created_at),
+            duration(info.expires_at - now) if info.expires_at and not info.ended_at else "-",
+            ",".join(f"{name}={value}" for name, value in info.spec.labels.items()) or "-",
+            info.reason or "-",
+        )
+        for info in infos
+    ]
+    put_table(("ID", "STATE", "LEVEL", "AGE", "TTL", "LABELS", "REASON"), rows)
+
+
+@app.command()
+def inspect(sandbox: opt.SandboxIdText, as_json: opt.AsJson = False) -> None:
+    """Show what is known of a sandbox: its state, limits, figures, and what its level guarantees.
+
+    Examples:
+
+        dsec inspect sb-...
+
+        dsec inspect sb-... --json | jq .metrics.memory_bytes
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            found = await engine.sandboxes.get(sandbox)
+            document = info_json(found.info)
+            live = found.info.state in (State.RUNNING, State.PAUSED)
+            document["metrics"] = await found.metrics() if live else None
+        if as_json:
+            put_json(document)
+        else:
+            put("".join(f"{name}: {_words(value)}\n" for name, value in document.items()))
+        return 0
+
+    conduct(work)
+
+
+def _words(value: object) -> str:
+    value = plain(value)
+    if isinstance(value, dict):
+        return " ".join(f"{name}={one}" for name, one in value.items()) or "-"
+    if isinstance(value, list):
+        return " ".join(str(_words(one)) for one in value) or "-"
+    return "-" if value in ("", None) else str(value)
+
+
+@app.command()
+def pause(sandboxes: opt.SandboxIdTexts, as_json: opt.AsJson = False) -> None:
+    """Stop all processes of sandboxes; they keep their memory and use no CPU.
+
+    Examples:
+
+        dsec pause sb-...
+    """
+    _each(sandboxes, _pause, as_json)
+
+
+async def _pause(sandbox: AsyncSandbox) -> None:
+    await sandbox.pause()
+
+
+@app.command()
+def resume(sandboxes: opt.SandboxIdTexts, as_json: opt.AsJson = False) -> None:
+    """Let paused sandboxes go on. Time-outs of commands did not run meanwhile.
+
+    Examples:
+
+        dsec resume sb-...
+    """
+    _each(sandboxes, _resume, as_json)
+
+
+async def _resume(sandbox: AsyncSandbox) -> None:
+    await sandbox.resume()
+
+
+@app.command()
+def rm(
+    sandboxes: Annotated[
+        list[str] | None, typer.Argument(metavar="ID...", help="Sandbox ids.", show_default=False)
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Every sandbox of this engine.")] = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """End sandboxes and remove everything of them. What is gone already is no error.
+
+    Examples:
+
+        dsec rm sb-... sb-...
+
+        dsec rm --all
+    """
+    if bool(sandboxes) == every:
+        raise BadRequest("ID: name sandboxes, or say --all", hint="dsec ls lists them")
+    _each(sandboxes, _remove, as_json)
+
+
+async def _remove(sandbox: AsyncSandbox) -> None:
+    await sandbox.destroy()
+
+
+def _each(ids: Sequence[str] | None, act: Callable[[AsyncSandbox], Awaitable[None]], as_json: bool) -> None:
+    """The act on every one, whatever becomes of the others; the exit code is that of the first error."""
+
+    async def work(signals: Signals) -> int:
+        del signals
+        done, codes = [], []
+        async with durable() as engine:
+            wanted = list(dict.fromkeys(ids)) if ids else [info.id for info in await engine.sandboxes.list()]
+            for one in wanted:
+                error = await _tried(engine, one, act)
+                done.append({"id": one, "error": error and {"code": error.code, "message": error.message}})
+                if error is not None:
+                    complain_of(error)
+                    codes.append(exit_code(error.code))
+        if as_json:
+            put_json(done)
+        return codes[0] if codes else 0
+
+    conduct(work)
+
+
+async def _tried(
+    engine: AsyncDsec, id: str, act: Callable[[AsyncSandbox], Awaitable[None]]
+) -> DsecError | None:
+    try:
+        await act(await engine.sandboxes.get(id))
+    except DsecError as error:
+        return error
+    return None

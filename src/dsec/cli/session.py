@@ -1,0 +1,97 @@
+"""One command of ours as a coroutine: its loop, its signals, its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+import uvloop
+
+from dsec.cli.codes import SIGNALLED
+from dsec.client.aio import AsyncDsec as Client
+from dsec.wiring import AsyncDsec, default_home
+
+Forward = Callable[[int], Awaitable[None]]
+
+_CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PATIENCE: Final = 3  # signals until we leave without waiting any longer
+
+
+class Signals:
+    """What a signal does: it ends us, cleaning up first; or, while a command is attended, it is the command's."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+        self._loop = task.get_loop()
+        self._forward: Forward | None = None
+        self._sent: set[asyncio.Task[None]] = set()
+        self._count = 0
+        self.first = 0
+        for signo in _CAUGHT:
+            self._loop.add_signal_handler(signo, self._caught, signo)
+
+    def _caught(self, signo: int) -> None:
+        if self._forward is not None:
+            sending = self._loop.create_task(_quietly(self._forward(signo)))
+            self._sent.add(sending)
+            sending.add_done_callback(self._sent.discard)
+            return
+        self._count += 1
+        if not self.first:
+            self.first = signo
+            self._task.cancel()
+        elif self._count >= _PATIENCE:
+            os._exit(SIGNALLED + signo)  # what is private is ended by its spawner
+
+    @contextlib.contextmanager
+    def to(self, forward: Forward) -> Iterator[None]:
+        """Meanwhile signals go there."""
+        self._forward = forward
+        try:
+            yield
+        finally:
+            self._forward = None
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    with contextlib.suppress(
+        Exception
+    ):  # the command has ended, or its sandbox: whoever waits for it is told
+        await work
+
+
+def conduct(work: Callable[[Signals], Coroutine[Any, Any, int]]) -> None:
+    """Run a command of ours to its end and leave with its exit code.  Raises: typer.Exit, DsecError."""
+    caught: list[Signals] = []
+
+    async def main() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        caught.append(Signals(task))
+        return await work(caught[0])
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            code = runner.run(main())
+        except asyncio.CancelledError:
+            code = SIGNALLED + (caught[0].first if caught else signal.SIGINT)
+    if code:
+        raise typer.Exit(code)
+
+
+def engine_home() -> Path:
+    """The state directory of the engine that lasting sandboxes belong to."""
+    return default_home() / "engine"
+
+
+@contextlib.asynccontextmanager
+async def durable() -> AsyncIterator[Client]:
+    """The engine of lasting sandboxes. Raises: Conflict: another command has it for too long."""
+    async with AsyncDsec(engine_home()) as client:
+        yield client
