@@ -245,7 +245,7 @@ static int put_proc(struct child *c) { return put(c, c->proc, "/proc"); }
 /* What of /proc tells of the host is covered. Files that only the host's root may open need no cover: that id does not
  * exist inside. (A test tries them all.) Absent ones need none either. */
 static int mask_proc(struct child *c) {
-    static const char *const names[] = {"keys", "key-users", "interrupts", "latency_stats", "sched_debug", "acpi", "scsi",
+    static const char *const names[] = {"cmdline", "keys", "key-users", "interrupts", "latency_stats", "sched_debug", "acpi", "scsi",
                                         "asound", "bus", "fs", "irq", "pressure"};
     struct stat st;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

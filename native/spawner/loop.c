@@ -90,8 +90,10 @@ static void remove_parents(const struct spawner *s) {
     }
 }
 
+/* A durable spawner that has no owner and no sandbox has nothing left to hold: the next engine starts another. */
 static void stop_if_done(struct spawner *s) {
-    if (!s->stopping || s->n_sandboxes) return;
+    bool idle = s->config.durable && s->owned && s->owner < 0;
+    if ((!s->stopping && !idle) || s->n_sandboxes) return;
     slots_remove_all(s);
     remove_parents(s);
     if (s->stop_seq) answer(s, s->stop_seq, 0, "", NULL, 0);
@@ -326,6 +328,7 @@ static void accept_owner(struct spawner *s) {
     }
     drop_owner(s); /* a newer engine replaces the older: it holds the lock of the state directory */
     s->owner = fd;
+    s->owned = true;
     listen_to(s, fd, FROM_OWNER, 0);
 }
 

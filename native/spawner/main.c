@@ -68,10 +68,14 @@ static void prepare(struct spawner *s) {
     s->oom_adj = lowest_oom_adj(s);
     fcntl(3, F_SETFD, FD_CLOEXEC);
     fcntl(4, F_SETFD, FD_CLOEXEC);
+    /* Whoever reads what our starter's output goes to must not wait for us. */
+    if (dup2(s->null, 0) < 0 || dup2(s->null, 1) < 0) die("standard input and output");
 }
 
 int main(int argc, char **argv) {
     struct spawner s = {.listener = 3, .lifeline = 4, .owner = -1};
+    /* What our starter had open besides is none of ours, nor of any sandbox. */
+    syscall(SYS_close_range, 5, ~0u, 0);
     parse(&s, argc, argv);
     setsid();
     signal(SIGPIPE, SIG_IGN);

@@ -113,7 +113,7 @@ struct spawner {
     int listener, lifeline, owner, epoll, timer, signals;
     int init_exe, null, proc, uid_locks;
     int blank; /* mount namespace that every sandbox's is a copy of */
-    bool root, stopping;
+    bool root, stopping, owned; /* owned: an engine has been here */
     uint32_t stop_seq;
     struct hierarchy groups[GROUPS_MAX];
     unsigned n_groups;

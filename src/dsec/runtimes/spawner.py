@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dsec.errors import Busy, Conflict, NotFound, RuntimeUnavailable
+from dsec.errors import Busy, Conflict, NotFound, ProtocolError, RuntimeUnavailable
 from dsec.model.sandbox import Level
 from dsec.wire import spawn
 from dsec.wire.spawn import Answer, Created, CreateRequest, EndedEvent, Listed, Op
 
 _SAFE_FD: Final = 64
 _ANSWER_SECONDS: Final = 60.0
-_START_SECONDS: Final = 5.0
+_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,27 +168,35 @@ class Spawner:
         if self._link is not None and self._link.alive:
             return self._link
         async with self._lock:
-            if self._link is not None and self._link.alive:
-                return self._link
-            sock = await asyncio.to_thread(self._find_or_start)
-            link = _Link(sock, self._on_ended)
-            try:
-                answer = await link.ask(Op.HELLO, spawn.hello())
-                if answer.errno:
-                    raise RuntimeUnavailable(f"the spawner refused us: {answer.step}")
-                self.pid, self.oom_adj = spawn.decode_hello(answer.body)
-                self._link = link
-                await self._on_start(self)
-            except BaseException as error:
-                self._link = None
-                link.close()
-                if isinstance(error, RuntimeUnavailable):
-                    raise RuntimeUnavailable(
-                        f"the spawner of level {self._config.level} does not start: {self._log_tail()}",
-                        hint="`dsec doctor` tells which layer of isolation is missing",
-                    ) from error
-                raise
-            return link
+            for _ in range(_TRIES):
+                if self._link is not None and self._link.alive:
+                    break
+                self._link = await self._greet(_Link(await asyncio.to_thread(self._find_or_start), self._on_ended))
+            if self._link is None:
+                raise RuntimeUnavailable(
+                    f"the spawner of level {self._config.level} does not start: {self._log_tail()}",
+                    hint="`dsec doctor` tells which layer of isolation is missing",
+                )
+            return self._link
+
+    async def _greet(self, link: _Link) -> _Link | None:
+        """The connection, ready to be used; None when the spawner at the other end was just leaving."""
+        try:
+            answer = await link.ask(Op.HELLO, spawn.hello())
+            if answer.errno:
+                raise ProtocolError(f"the spawner refused us: {answer.step}")
+            self.pid, self.oom_adj = spawn.decode_hello(answer.body)
+            self._link = link
+            await self._on_start(self)
+        except RuntimeUnavailable:
+            self._link = None
+            link.close()
+            return None
+        except BaseException:
+            self._link = None
+            link.close()
+            raise
+        return link
 
     def _log_tail(self) -> str:
         try:

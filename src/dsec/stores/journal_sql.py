@@ -25,16 +25,16 @@ OPEN_EXECS: Final = """
     ORDER BY r.seq
 """
 GET: Final = """
-    SELECT id, state, spec, flags, created, expires, ended, reason, session, workdir
+    SELECT id, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at
     FROM sandbox WHERE id = ?
 """
 LIST: Final = """
-    SELECT id, state, spec, flags, created, expires, ended, reason, session, workdir
+    SELECT id, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at
     FROM sandbox WHERE state IN (SELECT value FROM json_each(?)) ORDER BY created, id
 """
 ADD: Final = """
-    INSERT INTO sandbox (id, state, spec, flags, created, expires, ended, reason, session, workdir)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO sandbox (id, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 MOVE: Final = "UPDATE sandbox SET state = ?, ended = ?, reason = ? WHERE id = ?"
 EXPIRE: Final = "UPDATE sandbox SET expires = ? WHERE id = ?"

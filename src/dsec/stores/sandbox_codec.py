@@ -15,7 +15,7 @@ from dsec.model.sandbox import Flag, Level, Limits, SandboxInfo, SandboxSpec, St
 MAX_SPEC: Final = 2**20
 MAX_REASON: Final = 4096
 
-Row = tuple[str, str, str, str, float, float, float, str, str, bytes]
+Row = tuple[str, str, str, str, float, float, float, str, str, bytes, str, float]
 
 
 def spec_to_json(spec: SandboxSpec) -> str:
@@ -58,7 +58,7 @@ def spec_from_json(text: str) -> SandboxSpec:
 
 def to_row(info: SandboxInfo) -> Row:
     """Raises: BadRequest: a field cannot be stored. TooLarge."""
-    for name in ("created_at", "expires_at", "ended_at"):
+    for name in ("created_at", "expires_at", "ended_at", "created_boot"):
         if not math.isfinite(getattr(info, name)):
             raise BadRequest(f"{name}: {getattr(info, name)!r} is not a time")
     return (
@@ -72,12 +72,14 @@ def to_row(info: SandboxInfo) -> Row:
         clean_reason(info.reason),
         info.session_id,
         _encode_path(info.workdir),
+        info.boot_id,
+        float(info.created_boot),
     )
 
 
 def from_row(row: tuple[Any, ...]) -> SandboxInfo:
     """Raises: StoreDamaged: the row is not one of ours."""
-    sandbox, state, spec, flags, created, expires, ended, reason, session, workdir = row
+    sandbox, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at = row
     try:
         return SandboxInfo(
             id=SandboxId(sandbox),
@@ -90,6 +92,8 @@ def from_row(row: tuple[Any, ...]) -> SandboxInfo:
             reason=reason,
             session_id=session,
             workdir=workdir.decode("utf-8", "surrogateescape"),
+            boot_id=boot,
+            created_boot=boot_at,
         )
     except (ValueError, TypeError, AttributeError) as exc:
         raise StoreDamaged(f"the stored row of sandbox {sandbox!r} cannot be read: {exc}") from exc

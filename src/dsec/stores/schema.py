@@ -26,7 +26,7 @@ _RECORD: Final = (
 _SANDBOX: Final = (
     "CREATE TABLE sandbox (id TEXT PRIMARY KEY, state TEXT NOT NULL, spec TEXT NOT NULL, flags TEXT NOT NULL,"
     " created REAL NOT NULL, expires REAL NOT NULL, ended REAL NOT NULL, reason TEXT NOT NULL,"
-    " session TEXT NOT NULL, workdir BLOB NOT NULL) WITHOUT ROWID"
+    " session TEXT NOT NULL, workdir BLOB NOT NULL, boot TEXT NOT NULL, boot_at REAL NOT NULL) WITHOUT ROWID"
 )
 SCHEMA: Final = (
     "CREATE TABLE chain (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",

@@ -50,6 +50,8 @@ def sandbox(*, state: State = State.PENDING, created_at: float = 1000.0) -> Sand
         reason="because",
         session_id="se-1",
         workdir="/tmp/\udcff",
+        boot_id="b-1",
+        created_boot=12.5,
     )
 
 
