@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -23,14 +24,16 @@ from typing import Final
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
 from dsec.errors import Conflict, DsecError, IsolationUnavailable, Unsupported
+from dsec.images.probe import image_layer
 from dsec.images.store import ImageStore
+from dsec.model.health import Layer, Report, Verdict
 from dsec.model.ids import SandboxId, new_engine_id
 from dsec.model.sandbox import Flag, Level, Metrics
 from dsec.node.engine import Engine
 from dsec.ports.engine import Services
 from dsec.ports.guest import Guest
 from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
-from dsec.runtimes import cgroups
+from dsec.runtimes import cgroups, probe
 from dsec.runtimes.container import ContainerRuntime, Mounts
 from dsec.runtimes.process import ProcessRuntime
 from dsec.runtimes.spawned import SpawnedRuntime
@@ -39,6 +42,7 @@ from dsec.runtimes.trees import Archives
 from dsec.stores import mounts
 from dsec.stores.journal import SqliteStore
 from dsec.stores.layers import BtrfsLayers
+from dsec.stores.probe import storage_layers
 from dsec.stores.schema import Durability
 
 Home = str | Path | None
@@ -48,6 +52,7 @@ _UID_LOCKS: Final = Path("/run/dsec/uids")
 _HOMES: Final = Path("/var/tmp")  # others must be able to enter it: private users live below
 _PREFIX: Final = "dsec-"
 _LOCK_SECONDS: Final = 10.0
+_TRIAL_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,3 +390,44 @@ class Dsec(sync.Dsec):
 
     def __init__(self, home: Home = None, *, settings: Settings | None = None) -> None:
         super().__init__(connector(home, settings or Settings()))
+
+
+def examine() -> Report:
+    """Every layer of isolation of this machine, and a trial of every level. Blocking, forks: for a process with one thread."""
+    layers = [
+        *probe.kernel_layers(),
+        *storage_layers(),
+        _native_programs(),
+        image_layer(default_home() / "store"),
+    ]
+    return Report(kernel=os.uname().release, layers=tuple(layers), levels=asyncio.run(_try_levels()))
+
+
+def _native_programs() -> Layer:
+    try:
+        return probe.active("native programs", str(programs()))
+    except IsolationUnavailable as error:
+        return probe.unavailable("native programs", error.message, error.hint)
+
+
+async def _try_levels() -> tuple[Verdict, ...]:
+    async with AsyncDsec() as engine:
+        return tuple([await _try_level(engine, level) for level in Level])
+
+
+async def _try_level(engine: aio.AsyncDsec, level: Level) -> Verdict:
+    begun = time.monotonic()
+    try:
+        async with await engine.sandboxes.create(level=level) as sandbox:
+            result = await sandbox.exec(["/bin/true"], timeout=_TRIAL_SECONDS)
+            flags = sandbox.flags
+    except DsecError as error:
+        return Verdict(level=level, available=False, reason=error.message, hint=error.hint)
+    return Verdict(
+        level=level,
+        available=result.ok,
+        reason="" if result.ok else f"/bin/true ended with exit code {result.exit_code}",
+        flags=flags,
+        missing=frozenset(Flag) - flags,
+        seconds=time.monotonic() - begun,
+    )

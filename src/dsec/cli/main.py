@@ -29,6 +29,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "rm": ("sandboxes", "End sandboxes and remove everything of them."),
     "inspect": ("sandboxes", "Show what is known of a sandbox."),
     "ps": ("execs", "List the commands of sandboxes, or what could not be cleaned up."),
+    "doctor": ("machine", "Tell which layers of isolation this machine has, and try every level."),
 }
 """Name to module and summary, in the order of the help."""
 
@@ -58,19 +59,17 @@ def build(names: Sequence[str], switches: Switches) -> typer.Typer:
     def dsec(
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and what goes on.")] = False,
         show_version: Annotated[
-            bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
+            bool,
+            typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version),
         ] = False,
     ) -> None:
         """Isolated, limited, recorded sandboxes.
 
         State is kept in $DSEC_HOME, by default /var/lib/dsec for root and ~/.local/share/dsec for others.
         """
+        del show_version
         switches.debug = debug
         logging.getLogger("dsec").setLevel(logging.DEBUG if debug else logging.WARNING)
-        if show_version:
-            metadata = import_module("importlib.metadata")  # slow to load, and needed for nothing else
-            put(f"dsec {metadata.version('dsec-engine')}\n")
-            raise typer.Exit
 
     loaded = {COMMANDS[name][0] for name in names if name in COMMANDS}
     for name, (module, summary) in COMMANDS.items():
@@ -79,6 +78,13 @@ def build(names: Sequence[str], switches: Switches) -> typer.Typer:
         else:
             app.command(name, help=summary)(_stand_in)
     return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        metadata = import_module("importlib.metadata")  # slow to load, and needed for nothing else
+        put(f"dsec {metadata.version('dsec-engine')}\n")
+        raise typer.Exit
 
 
 def _add(app: typer.Typer, part: typer.Typer, name: str) -> None:

@@ -39,7 +39,7 @@ class Counters:
     cpu_micros: int = 0
 
 
-def _mounted(text: str) -> tuple[dict[str, Path], Path | None]:
+def mounted(text: str) -> tuple[dict[str, Path], Path | None]:
     """Version 1 controllers to their mount, and the version 2 mount, from the text of ``mountinfo``."""
     v1: dict[str, Path] = {}
     v2: Path | None = None
@@ -74,7 +74,7 @@ def prepare(name: str) -> tuple[Hierarchy, ...]:
     Raises:
         IsolationUnavailable: no cgroups, or not ours to write.
     """
-    v1, v2 = _mounted(Path("/proc/self/mountinfo").read_text())
+    v1, v2 = mounted(Path("/proc/self/mountinfo").read_text())
     found: list[Hierarchy] = []
     try:
         found += [Hierarchy(_make(v1[one] / name), False, frozenset({one})) for one in _V1 if one in v1]
@@ -190,7 +190,7 @@ class Figures:
 
 def remove(name: str) -> None:
     """Remove our directories called ``name`` where nothing runs any more, ending what still does (an engine that is gone left it)."""
-    v1, v2 = _mounted(Path("/proc/self/mountinfo").read_text())
+    v1, v2 = mounted(Path("/proc/self/mountinfo").read_text())
     for mount in {*v1.values(), *([v2] if v2 else [])}:
         base = mount / name
         if not base.is_dir():
