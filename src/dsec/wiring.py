@@ -24,11 +24,13 @@ from typing import Final
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
 from dsec.errors import Conflict, DsecError, IsolationUnavailable, Unsupported
+from dsec.images import gc as images_gc
 from dsec.images.probe import image_layer
 from dsec.images.store import ImageStore
 from dsec.model.health import Layer, Report, Verdict
 from dsec.model.ids import SandboxId, new_engine_id
-from dsec.model.sandbox import Flag, Level, Metrics
+from dsec.model.journal import Finding
+from dsec.model.sandbox import Flag, Level, Metrics, Problem
 from dsec.node.engine import Engine
 from dsec.ports.engine import Services
 from dsec.ports.guest import Guest
@@ -43,16 +45,20 @@ from dsec.stores import mounts
 from dsec.stores.journal import SqliteStore
 from dsec.stores.layers import BtrfsLayers
 from dsec.stores.probe import storage_layers
+from dsec.stores.reader import JournalReader, verify
 from dsec.stores.schema import Durability
 
 Home = str | Path | None
 
 _ROOT_HOME: Final = Path("/var/lib/dsec")
-_UID_LOCKS: Final = Path("/run/dsec/uids")
+_RUN: Final = Path("/run/dsec")  # in memory, for root
+_UID_LOCKS: Final = _RUN / "uids"
 _HOMES: Final = Path("/var/tmp")  # others must be able to enter it: private users live below
 _PREFIX: Final = "dsec-"
-_LOCK_SECONDS: Final = 10.0
 _TRIAL_SECONDS: Final = 60.0
+_JOURNAL: Final = "journal"
+_KEYS: Final = "keys"
+_KEY: Final = "journal.key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,7 @@ class Settings:
         durability: ``process`` (survives kill -9) or ``disk`` (survives a power loss).
         pool_bytes: of the writable layers, None = by what is free.
         shelf: empty writable layers kept ready.
+        wait: seconds for which a durable engine waits when another one has its home.
     """
 
     home: Path | None = None
@@ -72,6 +79,7 @@ class Settings:
     durability: Durability = "process"
     pool_bytes: int | None = None
     shelf: int = 8
+    wait: float = 10.0
 
 
 def default_home() -> Path:
@@ -130,10 +138,14 @@ class _Refused(Runtime):
 
 @dataclass(slots=True)
 class _State:
-    """A state directory that we own. ``tag`` names its cgroups; ``homes`` holds the directories of level ``process``."""
+    """A state directory that we own.
+
+    ``tag`` names its cgroups; ``homes`` holds the directories of level ``process``, ``run`` the sockets.
+    """
 
     path: Path
     homes: Path
+    run: Path
     tag: str
     durable: bool
     lock: int
@@ -147,8 +159,11 @@ class _State:
     def release(self) -> None:
         """A private state directory goes; a durable one is only unlocked."""
         if not self.durable:
-            shutil.rmtree(self.homes, ignore_errors=True)
-            shutil.rmtree(self.path, ignore_errors=True)
+            for path in (self.run, self.homes, self.path):
+                shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                self.homes.rmdir()  # only an empty one goes
         os.close(self.lock)
 
 
@@ -178,6 +193,10 @@ def _homes(tag: str, state: Path) -> Path:
     return path
 
 
+def _run(tag: str, state: Path) -> Path:
+    return _RUN / tag if os.geteuid() == 0 else state / "run"
+
+
 def _private_state() -> _State:
     base = Path(tempfile.gettempdir())
     _sweep(base)
@@ -185,11 +204,12 @@ def _private_state() -> _State:
     lock = _lock(path)
     if lock is None:
         raise Conflict(f"{path} was taken by another engine at once")
-    return _State(path, _homes(path.name, path), path.name, False, lock)
+    return _State(path, _homes(path.name, path), _run(path.name, path), path.name, False, lock)
 
 
-def _sweep(base: Path) -> None:
-    """Remove what private engines left that were killed together with their spawner."""
+def _sweep(base: Path) -> tuple[Path, ...]:
+    """Remove what private engines left that were killed together with their spawner; what was removed."""
+    swept = []
     for path in base.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             info = path.lstat()
@@ -206,8 +226,11 @@ def _sweep(base: Path) -> None:
                 for level in Level:
                     cgroups.remove(f"{path.name}-{level.value}")
                 shutil.rmtree(_HOMES / f"{path.name}-homes", ignore_errors=True)
+                shutil.rmtree(_RUN / path.name, ignore_errors=True)
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
+            swept.append(path)
+    return tuple(swept)
 
 
 def _make_home(home: Path) -> str:
@@ -215,17 +238,18 @@ def _make_home(home: Path) -> str:
     return _PREFIX + hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:16]
 
 
-async def _durable_state(home: Path) -> _State:
+async def _durable_state(home: Path, wait: float) -> _State:
     tag = await asyncio.to_thread(_make_home, home)
-    deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
+    deadline = asyncio.get_running_loop().time() + wait
     while (lock := _lock(home)) is None:
         if asyncio.get_running_loop().time() > deadline:
             raise Conflict(
                 f"{home} is in use by another engine",
                 hint="connect to that engine instead, or name another home",
+                home=str(home),
             )
         await asyncio.sleep(0.02)
-    return _State(home, _homes(tag, home), tag, True, lock)
+    return _State(home, _homes(tag, home), _run(tag, home), tag, True, lock)
 
 
 @dataclass(slots=True)
@@ -244,6 +268,7 @@ def _config(state: _State, level: Level, hierarchies: tuple[cgroups.Hierarchy, .
     return SpawnerConfig(
         level=level,
         directory=state.part(level.value),
+        sockets=state.run / level.value,
         programs=programs(),
         durable=state.durable,
         cgroups=[h.argument() for h in hierarchies],
@@ -305,13 +330,15 @@ async def open_engine(settings: Settings) -> Services:
     """
     async with contextlib.AsyncExitStack() as stack:
         state = (
-            await _durable_state(settings.home) if settings.home else await asyncio.to_thread(_private_state)
+            await _durable_state(settings.home, settings.wait)
+            if settings.home
+            else await asyncio.to_thread(_private_state)
         )
         stack.push_async_callback(asyncio.to_thread, state.release)
-        journal_path = state.part("journal")
+        journal_path = state.part(_JOURNAL)
         store = await SqliteStore.open(
             journal_path,
-            key=state.part("keys") / "journal.key",
+            key=state.part(_KEYS) / _KEY,
             engine_id=new_engine_id(),
             durability=settings.durability,
         )
@@ -431,3 +458,38 @@ async def _try_level(engine: aio.AsyncDsec, level: Level) -> Verdict:
         missing=frozenset(Flag) - flags,
         seconds=time.monotonic() - begun,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What :func:`collect` removed, and what could not be removed yet."""
+
+    removed: tuple[Path, ...]
+    problems: tuple[Problem, ...]
+
+
+async def collect(home: Path) -> Collected:
+    """Remove what dead private engines and half-made or replaced images left, and repair the durable engine of ``home``.
+
+    A durable engine without sandboxes keeps no process.
+
+    Raises:
+        Conflict: another process owns ``home``.
+    """
+    removed = await asyncio.to_thread(_sweep, Path(tempfile.gettempdir()))
+    removed += await asyncio.to_thread(images_gc.collect, default_home() / "store")
+    problems: tuple[Problem, ...] = ()
+    if await asyncio.to_thread(home.exists):
+        async with AsyncDsec(home) as engine:
+            problems = await engine.problems()
+    return Collected(removed=removed, problems=problems)
+
+
+def journal_reader(home: Path) -> JournalReader:
+    """The journal of a durable engine, whether or not it is open somewhere.  Raises: NotFound, StoreDamaged."""
+    return JournalReader(home / _JOURNAL)
+
+
+def verify_journal(home: Path) -> tuple[Finding, ...]:
+    """All that is wrong with the journal of a durable engine, open or closed.  Raises: NotFound, StoreDamaged."""
+    return verify(home / _JOURNAL, home / _KEYS / _KEY)

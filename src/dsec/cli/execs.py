@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Final
@@ -11,13 +12,18 @@ import typer
 from dsec.cli import options as opt
 from dsec.cli.attend import Asked, attend, read_stdin, told
 from dsec.cli.output import duration, put, put_json, put_table, text_of
-from dsec.cli.session import Signals, conduct, durable
-from dsec.client.aio import AsyncSandbox
+from dsec.cli.session import GLANCE, WAIT, Signals, conduct, durable, engine_home
+from dsec.client.aio import AsyncDsec, AsyncSandbox
+from dsec.errors import Busy
 from dsec.model.execs import ExecInfo, ExecResult
-from dsec.model.sandbox import Problem, SandboxInfo, State
+from dsec.model.ids import ExecId, SandboxId, parse_sandbox_id
+from dsec.model.journal import Record
+from dsec.model.sandbox import Problem, State
+from dsec.wiring import journal_reader
 
 app = typer.Typer()
 
+_LIVE: Final = (State.RUNNING, State.PAUSED)
 _SHELL: Final = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 
 
@@ -166,25 +172,52 @@ def ps(
 
     async def work(signals: Signals) -> int:
         del signals
-        async with durable() as engine:
-            if problems:
+        if problems:
+            async with durable() as engine:
                 return _show_problems(await engine.problems(), as_json)
-            infos: tuple[SandboxInfo, ...]
-            if sandbox is None:
-                infos = await engine.sandboxes.list((State.RUNNING, State.PAUSED))
-            else:
-                infos = ((await engine.sandboxes.get(sandbox)).info,)
-            found: list[tuple[str, ExecInfo]] = []
-            for info in infos:
-                execs = await (await engine.sandboxes.get(info.id)).execs()
-                found += [(info.id, one) for one in execs if every or one.exit is None]
-        _show_execs(found, as_json)
+        wanted = None if sandbox is None else parse_sandbox_id(sandbox)
+        _show_execs(await _listed(wanted, every), as_json)
         return 0
 
     conduct(work)
 
 
-def _show_execs(found: list[tuple[str, ExecInfo]], as_json: bool) -> None:
+Listed = list[tuple[SandboxId, ExecInfo]]
+
+
+async def _listed(wanted: SandboxId | None, every: bool) -> Listed:
+    """Commands; the running ones also while another command has the engine."""
+    try:
+        async with durable(WAIT if every else GLANCE) as engine:
+            return await _asked(engine, wanted, every)
+    except Busy:
+        if every:
+            raise
+        return await asyncio.to_thread(_recorded, wanted)
+
+
+async def _asked(engine: AsyncDsec, wanted: SandboxId | None, every: bool) -> Listed:
+    ids = [wanted] if wanted else [info.id for info in await engine.sandboxes.list(_LIVE)]
+    found: Listed = []
+    for one_id in ids:
+        execs = await (await engine.sandboxes.get(one_id)).execs()
+        found += [(one_id, one) for one in execs if every or one.exit is None]
+    return found
+
+
+def _recorded(wanted: SandboxId | None) -> Listed:
+    with journal_reader(engine_home()) as reader:
+        ids = [reader.sandbox(wanted).id] if wanted else [info.id for info in reader.sandboxes(_LIVE)]
+        return [(one_id, _open(record)) for one_id in ids for record in reader.running(one_id)]
+
+
+def _open(record: Record) -> ExecInfo:
+    argv = record.payload.get("argv")
+    words = tuple(str(word) for word in argv) if isinstance(argv, list) else ()
+    return ExecInfo(id=ExecId(record.ref), pid=0, started_at=record.at, exit=None, argv=words)
+
+
+def _show_execs(found: Listed, as_json: bool) -> None:
     if as_json:
         return put_json([exec_json(sandbox, one) for sandbox, one in found])
     rows = [

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Final
+
 import typer
 
 from dsec.cli import options as opt
-from dsec.cli.output import printable, put, put_json
+from dsec.cli.output import printable, put, put_json, put_table
+from dsec.cli.session import Signals, conduct, engine_home
+from dsec.client.aio import AsyncDsec as Client
+from dsec.client.aio import AsyncSandbox
 from dsec.model.health import Layer, Report, Verdict
-from dsec.wiring import examine
+from dsec.model.sandbox import Flag
+from dsec.wiring import AsyncDsec, collect, examine
 
 app = typer.Typer()
+
+_WARM_UP: Final = 5
+_TRUE: Final = ("/bin/true",)
 
 
 @app.command()
@@ -59,3 +71,119 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
         f"    guarantees: {', '.join(sorted(verdict.flags))}",
         f"    does not guarantee: {', '.join(sorted(verdict.missing)) or 'nothing is missing'}",
     ]
+
+
+@app.command()
+def gc(as_json: opt.AsJson = False) -> None:
+    """Remove what dead engines left and nothing needs any more.
+
+    That is: state of private engines that were killed, half-made images and those that no name stands for, and what the
+    engine of lasting sandboxes could not remove earlier. Exit code 1 when something still cannot be removed.
+
+    Examples:
+
+        dsec gc
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        done = await collect(engine_home())
+        if as_json:
+            put_json(done)
+        else:
+            lines = [f"removed {path}" for path in done.removed]
+            lines += [f"still there: {one.sandbox} {one.what}: {one.error}" for one in done.problems]
+            put("".join(printable(line) + "\n" for line in lines or ["nothing to remove"]))
+        return 1 if done.problems else 0
+
+    conduct(work)
+
+
+@app.command()
+def bench(
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=100_000, help="How often each.")] = 100,
+    level: opt.LevelName = "container",
+    as_json: opt.AsJson = False,
+) -> None:
+    """Measure creating, executing and destroying here, through the SDK, one at a time.
+
+    Examples:
+
+        dsec bench
+
+        dsec bench -n 1000 --level process --json
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with AsyncDsec() as engine:
+            found = await _measured(engine, level, count)
+        rows = [_figures(name, times) for name, times in found]
+        if as_json:
+            machine = {"kernel": os.uname().release, "cpus": os.cpu_count()}
+            put_json({"level": level, "machine": machine, "results": rows})
+        else:
+            cells = [(str(row["what"]), *(f"{row[key]:.2f}" for key in _COLUMNS)) for row in rows]
+            put_table(("MILLISECONDS", "P50", "P90", "P99", "MAX"), cells)
+        return 0
+
+    conduct(work)
+
+
+_COLUMNS: Final = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
+
+
+async def _measured(engine: Client, level: str, count: int) -> list[tuple[str, list[float]]]:
+    async def whole() -> None:
+        async with await engine.sandboxes.create(level=level) as one:
+            await one.exec(_TRUE)
+
+    found = [("create, exec and destroy", await _times(whole, count))]
+    async with await engine.sandboxes.create(level=level) as sandbox:
+
+        async def execute() -> None:
+            await sandbox.exec(_TRUE)
+
+        found.append(("exec in a running sandbox", await _times(execute, count)))
+        if Flag.PAUSE in sandbox.flags:
+            found.append(("resume a paused one and exec", await _resumes(sandbox, count)))
+    return found
+
+
+async def _times(act: Callable[[], Awaitable[None]], count: int) -> list[float]:
+    """Milliseconds of each, after a warm-up."""
+    for _ in range(min(_WARM_UP, count)):
+        await act()
+    found = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        await act()
+        found.append((time.perf_counter() - begun) * 1000)
+    return found
+
+
+async def _resumes(sandbox: AsyncSandbox, count: int) -> list[float]:
+    found = []
+    for _ in range(count):
+        await sandbox.pause()
+        begun = time.perf_counter()
+        await sandbox.resume()
+        await sandbox.exec(_TRUE)
+        found.append((time.perf_counter() - begun) * 1000)
+    return found
+
+
+def _figures(what: str, times: Sequence[float]) -> dict[str, object]:
+    ordered = sorted(times)
+
+    def at(share: float) -> float:
+        return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+
+    return {
+        "what": what,
+        "count": len(ordered),
+        "p50_ms": at(0.5),
+        "p90_ms": at(0.9),
+        "p99_ms": at(0.99),
+        "max_ms": round(ordered[-1], 3),
+    }

@@ -24,12 +24,17 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "ls": ("sandboxes", "List sandboxes, oldest first."),
     "exec": ("execs", "Run a command in a sandbox that was created before."),
     "shell": ("execs", "A shell in a sandbox."),
+    "cp": ("copying", "Copy files and directories into and out of a sandbox."),
     "pause": ("sandboxes", "Stop all processes of sandboxes."),
     "resume": ("sandboxes", "Let paused sandboxes go on."),
     "rm": ("sandboxes", "End sandboxes and remove everything of them."),
     "inspect": ("sandboxes", "Show what is known of a sandbox."),
+    "events": ("records", "Show the records of a sandbox in the journal."),
     "ps": ("execs", "List the commands of sandboxes, or what could not be cleaned up."),
     "doctor": ("machine", "Tell which layers of isolation this machine has, and try every level."),
+    "gc": ("machine", "Remove what dead engines left and nothing needs any more."),
+    "bench": ("machine", "Measure creating, executing and destroying here."),
+    "audit": ("records", "Verify and read the journal."),
 }
 """Name to module and summary, in the order of the help."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
@@ -11,10 +12,12 @@ import typer
 from dsec.cli import options as opt
 from dsec.cli.codes import exit_code
 from dsec.cli.output import complain_of, duration, plain, put, put_json, put_table
-from dsec.cli.session import Signals, conduct, durable
+from dsec.cli.session import GLANCE, Signals, conduct, durable, engine_home
 from dsec.client.aio import AsyncDsec, AsyncSandbox
-from dsec.errors import BadRequest, DsecError
+from dsec.errors import BadRequest, Busy, DsecError
+from dsec.model.ids import SandboxId, parse_sandbox_id
 from dsec.model.sandbox import SandboxInfo, State
+from dsec.wiring import journal_reader
 
 app = typer.Typer()
 
@@ -124,8 +127,7 @@ def list_(
 
     async def work(signals: Signals) -> int:
         del signals
-        async with durable() as engine:
-            infos = await engine.sandboxes.list(states)
+        infos = await _listed(states)
         shown = [info for info in infos if labels.items() <= dict(info.spec.labels).items()]
         if as_json:
             put_json([info_json(info) for info in shown])
@@ -136,6 +138,22 @@ def list_(
         return 0
 
     conduct(work)
+
+
+async def _listed(states: Sequence[State]) -> tuple[SandboxInfo, ...]:
+    """As the engine knows them, or while another command has the engine, as they are recorded."""
+    try:
+        async with durable(GLANCE) as engine:
+            return await engine.sandboxes.list(states)
+    except Busy:
+        wanted = states or tuple(state for state in State if state is not State.GONE)
+        return await asyncio.to_thread(recorded, wanted)
+
+
+def recorded(states: Sequence[State]) -> tuple[SandboxInfo, ...]:
+    """Recorded sandboxes in these states, oldest first."""
+    with journal_reader(engine_home()) as reader:
+        return reader.sandboxes(states)
 
 
 def _states(given: Sequence[str] | None, every: bool) -> tuple[State, ...]:
@@ -176,11 +194,7 @@ def inspect(sandbox: opt.SandboxIdText, as_json: opt.AsJson = False) -> None:
 
     async def work(signals: Signals) -> int:
         del signals
-        async with durable() as engine:
-            found = await engine.sandboxes.get(sandbox)
-            document = info_json(found.info)
-            live = found.info.state in (State.RUNNING, State.PAUSED)
-            document["metrics"] = await found.metrics() if live else None
+        document = await _inspected(parse_sandbox_id(sandbox))
         if as_json:
             put_json(document)
         else:
@@ -188,6 +202,22 @@ def inspect(sandbox: opt.SandboxIdText, as_json: opt.AsJson = False) -> None:
         return 0
 
     conduct(work)
+
+
+async def _inspected(id: SandboxId) -> dict[str, object]:
+    """What is known, with figures unless another command has the engine."""
+    try:
+        async with durable(GLANCE) as engine:
+            found = await engine.sandboxes.get(id)
+            live = found.info.state in (State.RUNNING, State.PAUSED)
+            return {**info_json(found.info), "metrics": await found.metrics() if live else None}
+    except Busy:
+        return {**info_json(await asyncio.to_thread(_one, id)), "metrics": None}
+
+
+def _one(id: SandboxId) -> SandboxInfo:
+    with journal_reader(engine_home()) as reader:
+        return reader.sandbox(id)
 
 
 def _words(value: object) -> str:

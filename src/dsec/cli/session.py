@@ -15,11 +15,14 @@ import uvloop
 
 from dsec.cli.codes import SIGNALLED
 from dsec.client.aio import AsyncDsec as Client
-from dsec.wiring import AsyncDsec, default_home
+from dsec.errors import Busy, Conflict
+from dsec.wiring import AsyncDsec, Settings, default_home
 
 Forward = Callable[[int], Awaitable[None]]
 
 _CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+WAIT: Final = 10.0  # seconds for another command of ours to end
+GLANCE: Final = 0.5  # ... when the records will do as well
 _PATIENCE: Final = 3  # signals until we leave without waiting any longer
 
 
@@ -91,7 +94,19 @@ def engine_home() -> Path:
 
 
 @contextlib.asynccontextmanager
-async def durable() -> AsyncIterator[Client]:
-    """The engine of lasting sandboxes. Raises: Conflict: another command has it for too long."""
-    async with AsyncDsec(engine_home()) as client:
+async def durable(wait: float = WAIT) -> AsyncIterator[Client]:
+    """The engine of lasting sandboxes.  Raises: Busy: another command has had it for ``wait`` seconds."""
+    client = AsyncDsec(engine_home(), settings=Settings(wait=wait))
+    try:
+        await client.open()
+    except Conflict as error:
+        if "home" not in error.facts:
+            raise
+        raise Busy(
+            f"another command or engine uses {engine_home()}",
+            hint="wait until it has ended; `dsec ls`, `ps`, `events` and `audit` work meanwhile",
+        ) from error
+    try:
         yield client
+    finally:
+        await client.close()

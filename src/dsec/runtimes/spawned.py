@@ -43,7 +43,7 @@ class Sockets:
     """Where the inits listen: one socket file each, in a directory that only the engine's user enters."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def path(self, sandbox: SandboxId) -> str:
@@ -90,7 +90,7 @@ class SpawnedRuntime(Runtime):
         config.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._durable = config.durable
         self._spawner = Spawner(config, self._ended, self._attach_trees)
-        self._sockets = Sockets(config.directory / "init")
+        self._sockets = Sockets(config.sockets)
         self._figures = Figures(hierarchies)
         self._can_freeze = any(h.v2 or "freezer" in h.controllers for h in hierarchies)
         self._on_ended = on_ended
@@ -205,8 +205,8 @@ class SpawnedRuntime(Runtime):
         await self._spawner.ready()
 
     async def close(self) -> None:
-        """A private runtime ends everything it made; a durable one leaves it running."""
-        await self._spawner.close(end=not self._durable)
+        """A private runtime ends everything it made; a durable one leaves it running, but no spawner that has nothing to do."""
+        await self._spawner.close(end=not self._durable or await self._spawner.idle())
         self._sockets.close()
 
 

@@ -34,12 +34,14 @@ class SpawnerConfig:
 
     Attributes:
         directory: of its socket and log; private to the engine (0700).
+        sockets: where inits listen, likewise private; best in memory (a socket file a sandbox).
         programs: the directory of the built programs ``spawner`` and ``init``.
         cgroups: arguments for ``--cgroup``. uids: directory of the machine-wide locks of id blocks, or None.
     """
 
     level: Level
     directory: Path
+    sockets: Path
     programs: Path
     durable: bool
     cgroups: Sequence[str] = ()
@@ -171,7 +173,9 @@ class Spawner:
             for _ in range(_TRIES):
                 if self._link is not None and self._link.alive:
                     break
-                self._link = await self._greet(_Link(await asyncio.to_thread(self._find_or_start), self._on_ended))
+                self._link = await self._greet(
+                    _Link(await asyncio.to_thread(self._find_or_start), self._on_ended)
+                )
             if self._link is None:
                 raise RuntimeUnavailable(
                     f"the spawner of level {self._config.level} does not start: {self._log_tail()}",
@@ -323,6 +327,15 @@ class Spawner:
             found.extend(some)
             if not number:
                 return tuple(found)
+
+    async def idle(self) -> bool:
+        """Connected, and it has no sandbox."""
+        if self._link is None or not self._link.alive:
+            return False
+        try:
+            return not await self.list()
+        except RuntimeUnavailable:
+            return False
 
     async def close(self, *, end: bool) -> None:
         """Leave it (``end=False``: its sandboxes live on), or end it and everything it holds."""

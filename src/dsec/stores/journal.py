@@ -105,7 +105,7 @@ class SqliteStore(Journal, Sandboxes, Execs):
         if not 0 <= limit <= MAX_READ:
             raise BadRequest(f"limit: {limit} is not from 0 to {MAX_READ}")
         rows = await self._query(sql.READ, (chain, after, limit))
-        return tuple(_record(chain, row) for row in rows)
+        return tuple(record_of(chain, row) for row in rows)
 
     async def verify(self) -> tuple[Finding, ...]:
         return await to_thread.run_sync(audit, self._parts.sources)
@@ -216,11 +216,11 @@ class SqliteStore(Journal, Sandboxes, Execs):
         if not intents:
             raise NotFound(f"there is no exec {exec_id} in {sandbox}", id=exec_id)
         results = await self._look_up(sql.EXEC_BY_REF, (sandbox, Phase.RESULT, exec_id))
-        return _stored(_record(sandbox, intents[0]), _record(sandbox, results[0]) if results else None)
+        return _stored(record_of(sandbox, intents[0]), record_of(sandbox, results[0]) if results else None)
 
     async def open_execs(self, sandbox: SandboxId) -> tuple[StoredExec, ...]:
         rows = await self._query(sql.OPEN_EXECS, (sandbox,))
-        return tuple(_stored(_record(sandbox, row), None) for row in rows)
+        return tuple(_stored(record_of(sandbox, row), None) for row in rows)
 
     async def _append_one(self, prepared: Prepared) -> Record:
         return await self._writer.run(
@@ -399,7 +399,7 @@ def _stored(intent: Record, result: Record | None) -> StoredExec:
     return StoredExec(id=ExecId(intent.ref), argv=words, intent=intent, result=result)
 
 
-def _record(chain: str, row: tuple[Any, ...]) -> Record:
+def record_of(chain: str, row: tuple[Any, ...]) -> Record:
     seq, at, act, phase, ref, actor, payload, digest = row
     try:
         return Record(

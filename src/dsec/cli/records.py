@@ -1,0 +1,147 @@
+"""`dsec events` and `dsec audit`: readings of the journal, also while another command has the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+
+from dsec.cli import options as opt
+from dsec.cli.output import plain, printable, put, put_json, put_json_line
+from dsec.cli.session import Signals, conduct, engine_home
+from dsec.model.ids import parse_sandbox_id
+from dsec.model.journal import Record
+from dsec.model.sandbox import State
+from dsec.wiring import journal_reader, verify_journal
+
+app = typer.Typer()
+audit = typer.Typer(help="Verify and read the journal.", no_args_is_help=True)
+app.add_typer(audit, name="audit")
+
+_PAGE: Final = 1000
+_POLL: Final = 0.25  # seconds
+_LIVE: Final = frozenset({State.PENDING, State.RUNNING, State.PAUSED, State.STOPPING})
+
+
+def record_json(record: Record) -> dict[str, object]:
+    """A record as ``--json`` shows it."""
+    return {
+        "chain": record.chain,
+        "seq": record.seq,
+        "at": record.at,
+        "act": record.act,
+        "phase": record.phase,
+        "ref": record.ref,
+        "actor": record.actor,
+        "payload": record.payload,
+        "digest": record.digest,
+    }
+
+
+def record_line(record: Record) -> str:
+    """A record for people, on one line."""
+    at = datetime.fromtimestamp(record.at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    facts = json.dumps(plain(record.payload), ensure_ascii=False)
+    words = f"{at} {record.seq:>5} {record.act:<18} {record.phase.value:<6} {record.ref or '-'} {facts}"
+    return printable(words) + "\n"
+
+
+@app.command()
+def events(
+    sandbox: opt.SandboxIdText,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the sandbox has ended.")
+    ] = False,
+    after: Annotated[int, typer.Option("--after", metavar="SEQ", min=0, help="Only later records.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a line.")] = False,
+) -> None:
+    """Show the records of a sandbox in the journal: what was done, by whom, and how it ended.
+
+    Examples:
+
+        dsec events sb-...
+
+        dsec events --follow --json sb-... | jq -r .act
+    """
+    wanted = parse_sandbox_id(sandbox)
+    show = _shower(as_json)
+
+    async def work(signals: Signals) -> int:
+        del signals
+        seq = after
+        with journal_reader(engine_home()) as reader:
+            while True:
+                live = (
+                    reader.sandbox(wanted).state in _LIVE
+                )  # before its records: the last of them is not missed
+                while records := reader.records(wanted, after=seq, limit=_PAGE):
+                    seq = records[-1].seq
+                    show(records)
+                if not (follow and live):
+                    return 0
+                await asyncio.sleep(_POLL)
+
+    conduct(work)
+
+
+def _shower(as_json: bool) -> Callable[[tuple[Record, ...]], None]:
+    def lines(records: tuple[Record, ...]) -> None:
+        put("".join(map(record_line, records)))
+
+    def documents(records: tuple[Record, ...]) -> None:
+        for record in records:
+            put_json_line(record_json(record))
+
+    return documents if as_json else lines
+
+
+@audit.command("verify")
+def audit_verify(as_json: opt.AsJson = False) -> None:
+    """Check every record against its chain and the signed checkpoints; names the first bad record of each chain, and cut tails.
+
+    Exit code 1 when anything is wrong. Works whether or not an engine is open.
+
+    Examples:
+
+        dsec audit verify
+    """
+    findings = verify_journal(engine_home())
+    if as_json:
+        put_json({"sound": not findings, "findings": findings})
+    elif findings:
+        put("".join(printable(f"{one.chain} record {one.seq}: {one.problem}") + "\n" for one in findings))
+    else:
+        put("sound\n")
+    if findings:
+        raise typer.Exit(1)
+
+
+@audit.command("log")
+def audit_log(
+    chain: Annotated[
+        str | None, typer.Argument(metavar="[CHAIN]", help="A sandbox id, or engine.", show_default=False)
+    ] = None,
+    after: Annotated[int, typer.Option("--after", metavar="SEQ", min=0, help="Only later records.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a line.")] = False,
+) -> None:
+    """Print the records of one chain or of all of them, a line each.
+
+    Examples:
+
+        dsec audit log engine
+
+        dsec audit log --json > journal.jsonl
+    """
+    show = _shower(as_json)
+    with journal_reader(engine_home()) as reader:
+        for name in reader.chains() if chain is None else (chain,):
+            if chain is None and not as_json:
+                put(f"# {printable(name)}\n")
+            seq = after
+            while records := reader.records(name, after=seq, limit=_PAGE):
+                seq = records[-1].seq
+                show(records)

@@ -1,0 +1,94 @@
+"""Reading a journal beside its owner, or when it has none: nothing is written, and no lock is taken."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from dsec.errors import NotFound
+from dsec.model.ids import SandboxId
+from dsec.model.journal import Finding, Record
+from dsec.model.sandbox import SandboxInfo, State
+from dsec.stores import checkpoints, schema
+from dsec.stores import journal_sql as sql
+from dsec.stores.audit import Sources, audit
+from dsec.stores.journal import CHECKPOINTS, record_of
+from dsec.stores.sandbox_codec import from_row
+from dsec.stores.schema import translated
+
+_CHAINS: Final = "SELECT name FROM chain ORDER BY number"
+
+
+class JournalReader:
+    """What is recorded now. As a context manager it closes the database; blocking.
+
+    Args:
+        directory: of the journal.
+
+    Raises:
+        NotFound: there is no journal. StoreDamaged: it cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / schema.DATABASE
+        if not path.exists():
+            raise NotFound(f"there is no journal in {directory}", hint="`dsec create` makes a first sandbox")
+        self._db: sqlite3.Connection = schema.connect(path, read_only=True)
+
+    def __enter__(self) -> JournalReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._db.close()
+
+    def sandboxes(self, states: Sequence[State]) -> tuple[SandboxInfo, ...]:
+        """Those in these states, oldest first."""
+        with translated():
+            rows = self._db.execute(sql.LIST, (json.dumps([str(state) for state in states]),)).fetchall()
+        return tuple(from_row(row) for row in rows)
+
+    def sandbox(self, sandbox: SandboxId) -> SandboxInfo:
+        """Raises: NotFound."""
+        with translated():
+            row = self._db.execute(sql.GET, (sandbox,)).fetchone()
+        if row is None:
+            raise NotFound(
+                f"there is no sandbox {sandbox}", hint="`dsec ls` shows those there are", id=sandbox
+            )
+        return from_row(row)
+
+    def chains(self) -> tuple[str, ...]:
+        """Every chain, oldest first."""
+        with translated():
+            return tuple(str(row[0]) for row in self._db.execute(_CHAINS).fetchall())
+
+    def records(self, chain: str, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
+        """Of one chain in order, numbered above ``after``."""
+        with translated():
+            rows = self._db.execute(sql.READ, (chain, after, limit)).fetchall()
+        return tuple(record_of(chain, row) for row in rows)
+
+    def running(self, sandbox: SandboxId) -> tuple[Record, ...]:
+        """Intents of the commands of a sandbox whose end is not recorded."""
+        with translated():
+            rows = self._db.execute(sql.OPEN_EXECS, (sandbox,)).fetchall()
+        return tuple(record_of(sandbox, row) for row in rows)
+
+
+def verify(directory: Path, key: Path) -> tuple[Finding, ...]:
+    """All that is wrong with a journal, open or closed; empty = sound. Blocking.
+
+    Raises:
+        NotFound: there is none. StoreDamaged: it, or its key, cannot be read at all.
+    """
+    database = directory / schema.DATABASE
+    if not database.exists() and not (directory / CHECKPOINTS).exists():
+        raise NotFound(f"there is no journal in {directory}", hint="`dsec create` makes a first sandbox")
+    public = checkpoints.load_key(key).public_key()
+    return audit(Sources(database, directory / CHECKPOINTS, public))
