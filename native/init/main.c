@@ -191,9 +191,20 @@ static void parse(char **argv) {
         usage_error("--pidns, but this is not PID 1");
 }
 
-static void set_up(void) {
+/* glibc keeps what was freed unless told; musl's allocator gives it back by itself. */
+#ifdef __GLIBC__
+static void tune_heap(void) {
     mallopt(M_MMAP_THRESHOLD, 64 << 10);
     mallopt(M_TRIM_THRESHOLD, 64 << 10);
+}
+static void trim_heap(void) { malloc_trim(0); }
+#else
+static void tune_heap(void) {}
+static void trim_heap(void) {}
+#endif
+
+static void set_up(void) {
+    tune_heap();
     set_signals();
     set_privileges();
     raise_nofile();
@@ -255,7 +266,7 @@ static void kill_round(uint64_t now) {
 static void trim(void) {
     madvise(sv.scratch, SCRATCH, MADV_DONTNEED);
     conn_trim();
-    malloc_trim(0);
+    trim_heap();
     sv.busy = false;
 }
 

@@ -53,8 +53,9 @@ static void exec_init(const struct spawner *s, const struct plan *p, int exe) {
     syscall(SYS_execveat, exe, "", argv, env, AT_EMPTY_PATH);
 }
 
-void child_run(const struct spawner *s, const struct plan *p, uint32_t slot, int report) {
-    struct child c = {.s = s, .p = p, .slot = slot, .uid = slot_uid(slot), .proc = -1, .userns = -1, .network = -1, .root = -1, .writable = -1};
+void child_run(const struct spawner *s, const struct plan *p, const struct kit *kit, int report) {
+    struct child c = {.s = s, .p = p, .slot = kit->slot, .uid = slot_uid(kit->slot), .proc = -1,
+                      .userns = kit->users, .network = kit->network, .root = -1, .writable = -1};
     const struct operation *op = s->config.level == LEVEL_CONTAINER ? container_operations : process_operations;
     sigset_t none;
     sigemptyset(&none);

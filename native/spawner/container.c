@@ -8,16 +8,13 @@
 #include <grp.h>
 #include <linux/capability.h>
 #include <linux/openat2.h>
-#include <net/if.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/fsuid.h>
-#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -42,31 +39,22 @@ static int new_namespaces(struct child *c) {
 
 static int host_name(struct child *c) { return sethostname((const char *)c->p->hostname.p, c->p->hostname.n); }
 
-static int loopback_up(void) {
-    struct ifreq request = {.ifr_flags = IFF_UP};
-    strcpy(request.ifr_name, "lo");
-    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    int r = fd < 0 ? -1 : ioctl(fd, SIOCSIFFLAGS, &request);
-    if (fd >= 0) close(fd);
-    return r;
-}
-
 /* Runs beside us with our memory and descriptors, so that the slowest step overlaps all the others. */
 static int network_helper(void *arg) {
     struct child *c = arg;
-    if (unshare(CLONE_NEWNET) || loopback_up() || (c->network = openat(c->s->proc, "self/ns/net", O_RDONLY | O_CLOEXEC)) < 0)
-        c->network_errno = errno;
+    if ((c->network = kit_network(c->s->proc)) < 0) c->network_errno = errno;
     _exit(0);
 }
 
 static int start_network(struct child *c) {
     static char stack[16384] __attribute__((aligned(16)));
+    if (c->network >= 0) return 0; /* from the kit */
     c->network_helper = clone(network_helper, stack + sizeof stack, CLONE_VM | CLONE_FILES | SIGCHLD, c);
     return c->network_helper < 0 ? -1 : 0;
 }
 
 static int join_network(struct child *c) {
-    if (waitpid(c->network_helper, NULL, __WALL) < 0) return -1;
+    if (c->network_helper && waitpid(c->network_helper, NULL, __WALL) < 0) return -1;
     errno = c->network_errno;
     return c->network < 0 ? -1 : setns(c->network, CLONE_NEWNET);
 }
@@ -87,34 +75,9 @@ static int open_proc(struct child *c) {
     return c->proc < 0 ? -1 : 0;
 }
 
-static int protect_init(struct child *c) {
-    char text[16];
-    snprintf(text, sizeof text, "%d", c->s->oom_adj);
-    return write_at(c->proc, "self/oom_score_adj", text) ? 0 : -1;
-}
-
-static int users_helper(void *arg) {
-    struct child *c = arg;
-    c->userns = openat(c->s->proc, "self/ns/user", O_RDONLY | O_CLOEXEC);
-    _exit(0);
-}
-
-/* A process that lives just long enough to name the new user namespace. Its maps are written while it is a zombie:
- * until it is reaped, /proc still leads to its namespace. */
 static int map_ids(struct child *c) {
-    static char stack[16384] __attribute__((aligned(16)));
-    pid_t helper = clone(users_helper, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_NEWUSER | SIGCHLD, c);
-    if (helper < 0) return -1;
-    char map[48], path[48];
-    snprintf(map, sizeof map, "0 %u %u\n", c->uid, SLOT_IDS);
-    snprintf(path, sizeof path, "%d/uid_map", helper);
-    bool ok = write_at(c->proc, path, map);
-    snprintf(path, sizeof path, "%d/gid_map", helper);
-    ok = ok && write_at(c->proc, path, map);
-    int err = errno;
-    waitpid(helper, NULL, __WALL);
-    errno = err;
-    return ok && c->userns >= 0 ? 0 : -1;
+    if (c->userns < 0) c->userns = kit_users(c->proc, c->s->proc, c->uid);
+    return c->userns < 0 ? -1 : 0;
 }
 
 /* A detached clone of the tree at `path` whose ids are those of this sandbox. */
@@ -223,16 +186,24 @@ static int put_volumes(struct child *c) {
     return 0;
 }
 
+/* A clone of the root's /dev/shm. Most bases have it; making it costs a copy of /dev in the writable layer. */
+static int shared_memory(const struct child *c) {
+    struct stat st;
+    char path[32];
+    int shm = in_root(c, "/dev/shm", O_DIRECTORY | O_NOFOLLOW);
+    if (shm < 0 && (errno != ENOENT || make_way(c, "/dev/shm", false) || (shm = in_root(c, "/dev/shm", O_DIRECTORY | O_NOFOLLOW)) < 0))
+        return -1;
+    snprintf(path, sizeof path, "self/fd/%d", shm);
+    if (fstat(shm, &st) || ((st.st_mode & 07777) != 01777 && fchmodat(c->proc, path, 01777, 0))) return -1;
+    int clone = open_tree(shm, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
+    close(shm);
+    return clone;
+}
+
 /* /dev is one shared tree, read-only; only its terminals and shared memory are the sandbox's own. */
 static int put_devices(struct child *c) {
     static const char *const pts_options[] = {"ptmxmode", "0666", "mode", "0620", NULL};
-    if (make_way(c, "/dev/shm", false)) return -1;
-    int shm = in_root(c, "/dev/shm", O_DIRECTORY);
-    char path[32];
-    snprintf(path, sizeof path, "self/fd/%d", shm);
-    if (shm < 0 || fchmodat(c->proc, path, 01777, 0)) return -1;
-    close(shm);
-    shm = open_tree(c->root, "dev/shm", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    int shm = shared_memory(c);
     if (shm < 0) return -1;
     int dev = mapped(c, AT_FDCWD, "/dev", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
     if (dev < 0 || put(c, dev, "/dev")) return -1;
@@ -303,7 +274,6 @@ const struct operation container_operations[] = {
     {"network", start_network},
     {"namespaces", new_namespaces},
     {"host name", host_name},
-    {"oom score", protect_init},
     {"layers", map_layers},
     {"overlay", make_root},
     {"root", cover_root},

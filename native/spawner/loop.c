@@ -18,7 +18,7 @@
 
 #include "spawner.h"
 
-enum source { FROM_LISTENER, FROM_LIFELINE, FROM_OWNER, FROM_TIMER, FROM_SIGNALS, FROM_STATUS, FROM_PIDFD };
+enum source { FROM_LISTENER, FROM_LIFELINE, FROM_OWNER, FROM_TIMER, FROM_SIGNALS, FROM_STATUS, FROM_PIDFD, FROM_KITS };
 
 uint64_t boottime_ns(void) {
     struct timespec t;
@@ -146,27 +146,42 @@ static pid_t clone_child(const struct spawner *s, uint32_t slot) {
     return pid;
 }
 
+/* A slot with its limits set, and its namespaces when they are made already. `kit->state` tells whether a slot is held. */
+static int claim(struct spawner *s, const struct limits *limits, struct kit *kit, const char **step) {
+    if (!kit_take(s, kit)) {
+        long slot = slot_reserve(s, step);
+        if (slot < 0) return (int)-slot;
+        kit->slot = (uint32_t)slot;
+        kit->state = KIT_READY;
+    }
+    *step = "limits";
+    return slot_limit(s, kit->slot, limits);
+}
+
+static void drop_kit(const struct kit *kit) {
+    if (kit->users >= 0) close(kit->users);
+    if (kit->network >= 0) close(kit->network);
+}
+
 static void create(struct spawner *s, uint32_t seq, const struct plan *p) {
     const char *step = "";
-    int report[2];
+    int report[2] = {-1, -1};
+    struct kit kit = {.users = -1, .network = -1};
     if (table_by_id(s, p->id)) return answer(s, seq, EEXIST, "this id exists", NULL, 0);
-    long slot = slot_claim(s, &p->limits, &step);
-    if (slot < 0) return answer(s, seq, (int)-slot, step, NULL, 0);
-    if (pipe2(report, O_CLOEXEC | O_NONBLOCK)) {
-        slot_release(s, (uint32_t)slot, false);
-        return answer(s, seq, errno, "pipe", NULL, 0);
-    }
-    pid_t pid = clone_child(s, (uint32_t)slot);
-    if (!pid) child_run(s, p, (uint32_t)slot, report[1]);
-    int err = errno;
-    close(report[1]);
-    if (pid < 0) {
-        close(report[0]);
-        slot_release(s, (uint32_t)slot, false);
-        return answer(s, seq, err, "clone", NULL, 0);
+    int err = claim(s, &p->limits, &kit, &step);
+    pid_t pid = -1;
+    if (!err && pipe2(report, O_CLOEXEC | O_NONBLOCK)) err = errno, step = "pipe";
+    if (!err && (pid = clone_child(s, kit.slot)) < 0) err = errno, step = "clone";
+    if (!pid) child_run(s, p, &kit, report[1]);
+    drop_kit(&kit);
+    if (report[1] >= 0) close(report[1]);
+    if (err) {
+        if (report[0] >= 0) close(report[0]);
+        if (kit.state == KIT_READY) slot_release(s, kit.slot, false);
+        return answer(s, seq, err, step, NULL, 0);
     }
     struct sandbox *sb = table_add(s, p->id, pid);
-    sb->slot = (uint32_t)slot;
+    sb->slot = kit.slot;
     sb->status = report[0];
     sb->create_seq = seq;
     sb->deadline = p->deadline;
@@ -196,7 +211,8 @@ static void set_up(struct spawner *s, struct sandbox *sb) {
     if (n == 0) {
         if (sb->state == S_DYING) return;
         sb->state = S_RUNNING;
-        return answer_created(s, sb);
+        answer_created(s, sb);
+        return kits_refill(s);
     }
     struct reader r = reader_of(buf, (size_t)n);
     sb->failed = true;
@@ -390,6 +406,9 @@ static void handle(struct spawner *s, enum source source, pid_t pid) {
         return;
     case FROM_PIDFD:
         if (sb) buried(s, sb, -1); /* not our child: only that it ended is known */
+        return;
+    case FROM_KITS:
+        if (s->kit_orders >= 0) kits_arrived(s);
     }
 }
 
@@ -409,6 +428,9 @@ void loop_run(struct spawner *s) {
     listen_to(s, s->signals, FROM_SIGNALS, 0);
     if (!s->config.durable) listen_to(s, s->lifeline, FROM_LIFELINE, 0);
     adopt_running(s);
+    kits_start(s);
+    if (s->kit_orders >= 0) listen_to(s, s->kit_orders, FROM_KITS, 0);
+    kits_refill(s);
     for (;;) {
         struct epoll_event events[32];
         int n = epoll_wait(s->epoll, events, 32, -1);

@@ -32,11 +32,15 @@ static int sealed_copy(const char *path) {
     return to;
 }
 
-/* What init may have: without CAP_SYS_RESOURCE the kernel refuses to lower it. */
+/* What init has, by inheritance: the least that leaves it killable. Without CAP_SYS_RESOURCE there is no lowering.
+ *
+ * Written in the old scale (-16 of -17). A privileged write in the new one would also become the least that every later
+ * child of ours may set for itself, and so exempt a sandbox's commands from the machine's OOM killer. */
 static int lowest_oom_adj(const struct spawner *s) {
-    if (!write_at(s->proc, "self/oom_score_adj", "-999")) return 0;
-    if (!write_at(s->proc, "self/oom_score_adj", "-998")) die("oom score");
-    return -999;
+    char text[16];
+    if (!write_at(s->proc, "self/oom_adj", "-16")) return 0;
+    if (read_at(s->proc, "self/oom_score_adj", text, sizeof text) <= 0) die("oom score");
+    return atoi(text);
 }
 
 static void parse(struct spawner *s, int argc, char **argv) {

@@ -36,12 +36,6 @@ static int join_cgroups(struct child *c) {
     return err ? -1 : 0;
 }
 
-static int protect_init(struct child *c) {
-    char text[16];
-    snprintf(text, sizeof text, "%d", c->s->oom_adj);
-    return write_at(c->s->proc, "self/oom_score_adj", text) ? 0 : -1;
-}
-
 static int limit(int resource, rlim_t value) {
     struct rlimit now;
     if (getrlimit(resource, &now)) return -1;
@@ -71,8 +65,8 @@ static int landlock(struct child *c) { return confine_landlock(c->p); }
 
 const struct operation process_operations[] = {
     {"cgroups", join_cgroups},   {"session", own_session},  {"directory", own_directory},
-    {"oom score", protect_init}, {"limits", limit_resources}, {"user", own_user},
-    {"capabilities", drop_capabilities}, {"landlock", landlock}, {NULL, NULL},
+    {"limits", limit_resources}, {"user", own_user},        {"capabilities", drop_capabilities},
+    {"landlock", landlock},      {NULL, NULL},
 };
 
 /* ---- ending, in the spawner ---- */

@@ -164,27 +164,36 @@ static void read_bases(const struct spawner *s, uint32_t n, struct slot *slot) {
     slot->oom_base = slot_oom_kills(s, n);
 }
 
-long slot_claim(struct spawner *s, const struct limits *limits, const char **step) {
-    *step = "ids: every block is taken";
+/* Makes the cgroups of a slot that never had any. */
+static long slot_prepare(struct spawner *s, unsigned index) {
+    struct slot *slot = &s->slots[index];
+    uint32_t n = s->blocks[index / BLOCK_SLOTS] * BLOCK_SLOTS + index % BLOCK_SLOTS;
+    if (!slot->made) {
+        if (!make_groups(s, n)) return -errno;
+        read_bases(s, n, slot);
+        slot->made = true;
+    }
+    slot->used = true;
+    return n;
+}
+
+long slot_reserve(struct spawner *s, const char **step) {
     for (unsigned tries = 0; tries < 2; tries++) {
-        for (unsigned i = 0; i < s->n_blocks * BLOCK_SLOTS; i++) {
-            struct slot *slot = &s->slots[i];
-            if (slot->used) continue;
-            uint32_t n = s->blocks[i / BLOCK_SLOTS] * BLOCK_SLOTS + i % BLOCK_SLOTS;
-            *step = "cgroups";
-            if (!slot->made && !make_groups(s, n)) return -errno;
-            if (!slot->made) read_bases(s, n, slot);
-            slot->made = true;
-            if (!set_limits(s, n, slot, limits)) {
-                memset(&slot->set, 0, sizeof slot->set);
-                return -errno;
-            }
-            slot->used = true;
-            return n;
-        }
+        *step = "cgroups";
+        for (unsigned i = 0; i < s->n_blocks * BLOCK_SLOTS; i++)
+            if (!s->slots[i].used) return slot_prepare(s, i);
+        *step = "ids: every block is taken";
         if (!block_find(s)) break;
     }
     return -EAGAIN;
+}
+
+int slot_limit(struct spawner *s, uint32_t n, const struct limits *limits) {
+    struct slot *slot = slot_at(s, n);
+    if (set_limits(s, n, slot, limits)) return 0;
+    int err = errno;
+    memset(&slot->set, 0, sizeof slot->set); /* half of them are set: none is known */
+    return err;
 }
 
 void slot_release(struct spawner *s, uint32_t n, bool frozen) {

@@ -25,6 +25,7 @@
 #define UID_FIRST 0x40000000u
 #define BLOCKS_MAX 190u
 #define WAITERS_MAX 8
+#define KITS 4
 
 enum level { LEVEL_CONTAINER, LEVEL_PROCESS };
 
@@ -64,6 +65,14 @@ struct volume {
     struct span target;
     int fd; /* a detached mount, of the owner */
     bool read_only;
+};
+
+/* Namespaces made ahead for one reserved slot. */
+enum kit_state { KIT_NONE, KIT_ORDERED, KIT_READY };
+struct kit {
+    enum kit_state state;
+    uint32_t slot;
+    int users, network;
 };
 
 /* A parsed CREATE. Spans point into the message. */
@@ -123,6 +132,8 @@ struct spawner {
     struct sandbox **by_id, **by_pid;
     unsigned n_buckets, n_sandboxes;
     int oom_adj; /* what init got */
+    int kit_orders; /* socket to the helper that makes kits, or -1 */
+    struct kit kits[KITS];
 };
 
 /* report.c */
@@ -144,7 +155,8 @@ void table_each(struct spawner *s, void (*each)(struct spawner *, struct sandbox
 
 /* slots.c: id blocks and cgroups */
 void cgroups_add(struct spawner *s, const char *spec);
-long slot_claim(struct spawner *s, const struct limits *limits, const char **step); /* slot, or -errno */
+long slot_reserve(struct spawner *s, const char **step); /* a free slot, now used, or -errno */
+int slot_limit(struct spawner *s, uint32_t slot, const struct limits *limits); /* 0 or errno */
 bool slot_take(struct spawner *s, uint32_t slot); /* an adopted one; false when its block is somebody else's */
 void slot_release(struct spawner *s, uint32_t slot, bool frozen);
 struct slot *slot_at(struct spawner *s, uint32_t slot);
@@ -159,8 +171,16 @@ void slots_remove_all(struct spawner *s);
 void world_enter(struct spawner *s);
 int world_attach(const char *name, int fd); /* 0 or errno */
 
+/* kits.c */
+int kit_network(int proc);
+int kit_users(int pids, int proc, uint32_t uid);
+void kits_start(struct spawner *s);
+void kits_refill(struct spawner *s);
+void kits_arrived(struct spawner *s);
+bool kit_take(struct spawner *s, struct kit *out); /* false: none is ready, and out holds none */
+
 /* child.c: what a new process does until it is init. Never return. */
-_Noreturn void child_run(const struct spawner *s, const struct plan *p, uint32_t slot, int report);
+_Noreturn void child_run(const struct spawner *s, const struct plan *p, const struct kit *kit, int report);
 
 /* container.c, process.c: the ordered operations of each level */
 struct child;

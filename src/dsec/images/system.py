@@ -18,7 +18,7 @@ from typing import Final
 from dsec.errors import Unsupported
 from dsec.images.packages import Package, package_files
 
-RECIPE: Final = "1"
+RECIPE: Final = "2"
 """Goes up when this module would build a different tree from the same packages."""
 
 Progress = Callable[[str], None]
@@ -54,6 +54,7 @@ _DIRECTORIES: Final = (
     ("root", 0o700, _ROOT),
     ("run/lock", 0o1777, _ROOT),
     ("dev", 0o755, _ROOT),
+    ("dev/shm", 0o1777, _ROOT),
     ("proc", 0o555, _ROOT),
     ("sys", 0o555, _ROOT),
     ("mnt", 0o755, _ROOT),
@@ -75,6 +76,7 @@ _ALTERNATIVES: Final = (
     ("nawk", ("gawk", "mawk")),
     ("pager", ("less", "more")),
     ("which", ("which.debianutils",)),
+    ("python", ("python3",)),
 )
 _ETC: Final = {
     "passwd": (
