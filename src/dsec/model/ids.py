@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from base64 import b32encode
 from typing import Final, NewType
 
 from dsec.errors import BadRequest
@@ -12,16 +13,15 @@ SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
 EngineId = NewType("EngineId", str)
 
-_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 _LENGTH: Final = 26
+_BYTES: Final = 17  # 136 bits, of which 26 characters take 130
 _SANDBOX: Final = re.compile(r"sb-[a-z2-7]{26}")
 _EXEC: Final = re.compile(r"ex-[a-z2-7]{26}")
 
 
 def _fresh(prefix: str) -> str:
     """``prefix`` and 26 random characters (130 bits)."""
-    bits = secrets.randbits(5 * _LENGTH)
-    return prefix + "".join(_ALPHABET[(bits >> (5 * place)) & 31] for place in range(_LENGTH))
+    return prefix + b32encode(secrets.token_bytes(_BYTES))[:_LENGTH].decode("ascii").lower()
 
 
 def new_sandbox_id() -> SandboxId:
