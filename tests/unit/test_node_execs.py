@@ -15,7 +15,7 @@ from dsec.model.ids import new_exec_id
 from dsec.model.sandbox import Limits
 from dsec.node.output import WINDOW_BYTES, Output
 from dsec.testing.fakes import FakeRuntime, Scripted, ordinary
-from dsec.testing.harness import Harness
+from dsec.testing.harness import Harness, until
 
 pytestmark = pytest.mark.anyio
 
@@ -34,12 +34,6 @@ async def dsec(harness: Harness) -> AsyncIterator[AsyncDsec]:
 @pytest.fixture
 async def sb(dsec: AsyncDsec) -> AsyncSandbox:
     return await dsec.sandboxes.create(env={"FROM": "spec"})
-
-
-async def until(condition: object, seconds: float = 3.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.005)
 
 
 async def test_a_string_is_for_a_shell(harness: Harness) -> None:

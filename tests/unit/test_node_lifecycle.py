@@ -24,7 +24,7 @@ from dsec.errors import (
 from dsec.model.ids import SandboxId, new_sandbox_id
 from dsec.model.sandbox import Flag, State
 from dsec.testing.fakes import FakeRuntime
-from dsec.testing.harness import Harness
+from dsec.testing.harness import Harness, until
 
 pytestmark = pytest.mark.anyio
 
@@ -38,13 +38,6 @@ def harness() -> Harness:
 async def dsec(harness: Harness) -> AsyncIterator[AsyncDsec]:
     async with harness.open() as opened:
         yield opened
-
-
-async def until(condition: object, seconds: float = 3.0) -> None:
-    """Wait for something that a background job brings about."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.005)
 
 
 async def state_of(dsec: AsyncDsec, sandbox: SandboxId) -> State:

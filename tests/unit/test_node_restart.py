@@ -10,7 +10,7 @@ from dsec.errors import NotFound, RuntimeUnavailable, UnknownOutcome
 from dsec.model.ids import new_sandbox_id
 from dsec.model.sandbox import Level, Limits, State
 from dsec.ports.runtime import Plan
-from dsec.testing.harness import Harness
+from dsec.testing.harness import Harness, until
 
 pytestmark = pytest.mark.anyio
 
@@ -18,12 +18,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def harness() -> Harness:
     return Harness(durable=True)
-
-
-async def until(condition: object, seconds: float = 3.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.005)
 
 
 async def test_a_durable_engine_leaves_and_finds_its_sandboxes(harness: Harness) -> None:

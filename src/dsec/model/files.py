@@ -183,10 +183,9 @@ class TreePiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What a tree transfer moved. ``skipped``: paths that were left out (devices, sockets…), at most the first 100."""
+    """What a tree transfer moved. ``skipped``: entries left out (devices, sockets…) and why, at most the first 1,000 of ``skipped_count``."""
 
-    files: int = 0
-    directories: int = 0
-    symlinks: int = 0
+    entries: int = 0
     bytes: int = 0
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    skipped_count: int = 0

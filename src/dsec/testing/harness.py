@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -65,3 +66,10 @@ class Harness:
             outcome = record.payload.get("outcome", "")
             words.append(f"{record.act}:{record.phase}" + (f":{outcome}" if outcome else ""))
         return words
+
+
+async def until(condition: Callable[[], object], seconds: float = 3.0) -> None:
+    """Wait for something that a background job brings about.  Raises: TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - seen from outside only
+            await asyncio.sleep(0.005)

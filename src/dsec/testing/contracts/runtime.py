@@ -6,6 +6,7 @@ A guarantee that the level does not give (a missing flag) is skipped with that f
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ def need(sb: AsyncSandbox, flag: Flag) -> None:
 
 async def grows(sb: AsyncSandbox, path: str, seconds: float = 0.4) -> bool:
     """Whether somebody still writes to a beacon file."""
+    async with asyncio.timeout(5):
+        while not await sb.files.exists(path):
+            await asyncio.sleep(0.02)
     before = (await sb.files.stat(path)).size
     await asyncio.sleep(seconds)
     return (await sb.files.stat(path)).size > before
@@ -109,12 +113,11 @@ class ShellContract(Contract):
         async with asyncio.timeout(10):
             assert (await sb.exec(["echo", "hi"])).text == "hi\n"
             await sb.files.write("a", b"x")
-        size = 0
-        async for chunk in p.output:
-            size = max(size, chunk.offset + len(chunk.data))
-            if size > 20_000_000:
-                break
-        await p.kill()
+            size = 0
+            async for chunk in output:
+                size = max(size, chunk.offset + len(chunk.data))
+            assert size == 50_000_000
+            assert (await p.wait()).ok
 
     async def test_a_terminal(self, sb: AsyncSandbox) -> None:
         if Flag.PTY not in sb.flags:
@@ -187,7 +190,7 @@ class FileContract(Contract):
         assert (await sb.exec([b"cat", b"odd-\xff"])).stdout == b"1"
 
     async def test_an_atomic_write_that_fails_leaves_the_old(self, sb: AsyncSandbox) -> None:
-        async def broken():  # type: ignore[no-untyped-def]
+        async def broken() -> AsyncIterator[bytes]:
             yield b"new"
             raise RuntimeError("the source failed")
 
@@ -234,7 +237,10 @@ class LimitContract(Contract):
     async def test_memory(self, dsec: AsyncDsec, level: Level) -> None:
         async with await dsec.sandboxes.create(level=level, limits=Limits(memory_mib=64)) as sb:
             need(sb, Flag.MEMORY_LIMIT)
-            result = await sb.exec(["python3", "-c", "x = bytearray(300_000_000); print(len(x))"], timeout=30)
+            # Several processes: no limit of a single one can be what stops them.
+            hog = "import time; x = bytearray(40_000_000); time.sleep(1)"
+            script = f"for i in 1 2 3 4; do python3 -c '{hog}' & p=\"$p $!\"; done; for q in $p; do wait $q || exit; done"
+            result = await sb.exec(script, timeout=30)
             assert result.oom, result
             assert not result.ok
             assert (await sb.exec(["true"])).ok
