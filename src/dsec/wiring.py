@@ -16,7 +16,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,8 @@ from dsec.model.ids import SandboxId, new_engine_id
 from dsec.model.journal import Finding
 from dsec.model.sandbox import Flag, Level, Metrics, Problem
 from dsec.node.engine import Engine
+from dsec.node.lifecycle import plan_for
+from dsec.node.ready import ReadyRuntime
 from dsec.ports.engine import Services
 from dsec.ports.guest import Guest
 from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
@@ -79,6 +81,7 @@ class Settings:
     durability: Durability = "process"
     pool_bytes: int | None = None
     shelf: int = 8
+    pool: int = 2
     wait: float = 10.0
 
 
@@ -259,6 +262,7 @@ class _Parts:
     stack: contextlib.AsyncExitStack
     runtimes: dict[Level, Runtime]
     layers: BtrfsLayers | None = None
+    ready: list[ReadyRuntime] = field(default_factory=list)
 
 
 def _config(state: _State, level: Level, hierarchies: tuple[cgroups.Hierarchy, ...]) -> SpawnerConfig:
@@ -298,23 +302,27 @@ async def _container(state: _State, settings: Settings, on_ended: OnEnded, parts
         layers=layers,
         mounts=Mounts(mounts.mount_image, mounts.clone_detached),
     )
-    await _add(runtime, parts)
+    await _add(runtime, settings, parts)
     parts.layers = layers
 
 
 async def _process(state: _State, settings: Settings, on_ended: OnEnded, parts: _Parts) -> None:
-    del settings
     groups = _hierarchies(state, Level.PROCESS)
     runtime = ProcessRuntime(
         _config(state, Level.PROCESS, groups), groups, on_ended=on_ended, homes=state.homes
     )
-    await _add(runtime, parts)
+    await _add(runtime, settings, parts)
 
 
-async def _add(runtime: SpawnedRuntime, parts: _Parts) -> None:
+async def _add(runtime: SpawnedRuntime, settings: Settings, parts: _Parts) -> None:
     parts.stack.push_async_callback(runtime.close)
     await runtime.start()
     parts.runtimes[runtime.level] = runtime
+    if settings.pool:
+        ready = ReadyRuntime(runtime, plan_for, settings.pool)
+        parts.stack.push_async_callback(ready.close)
+        parts.runtimes[runtime.level] = ready
+        parts.ready.append(ready)
 
 
 _Maker = Callable[[_State, Settings, OnEnded, _Parts], Awaitable[None]]
@@ -347,8 +355,9 @@ async def open_engine(settings: Settings) -> Services:
         engine: list[Engine] = []
 
         def on_ended(ended: Ended) -> None:
-            for one in engine:
-                one.ended(ended)
+            if not any(ready.ended(ended) for ready in parts.ready):
+                for one in engine:
+                    one.ended(ended)
 
         for level, make in _LEVELS.items():
             try:
@@ -400,23 +409,33 @@ def connector(home: Home, settings: Settings) -> Connect:
     return connect
 
 
+def _chosen(settings: Settings | None, pool: int | None) -> Settings:
+    chosen = settings or Settings()
+    return chosen if pool is None else replace(chosen, pool=pool)
+
+
 class AsyncDsec(aio.AsyncDsec):
     """An engine, asynchronous: ``async with AsyncDsec() as d``.
 
     Args:
         home: None = a private engine, whose sandboxes end with it; a path = a durable one, whose sandboxes live on.
+        pool: ready sandboxes kept, 0 = none; None = as ``settings`` says.
         settings: everything else.
     """
 
-    def __init__(self, home: Home = None, *, settings: Settings | None = None) -> None:
-        super().__init__(connector(home, settings or Settings()))
+    def __init__(
+        self, home: Home = None, *, pool: int | None = None, settings: Settings | None = None
+    ) -> None:
+        super().__init__(connector(home, _chosen(settings, pool)))
 
 
 class Dsec(sync.Dsec):
     """An engine, blocking: ``with Dsec() as d``. Arguments as :class:`AsyncDsec`."""
 
-    def __init__(self, home: Home = None, *, settings: Settings | None = None) -> None:
-        super().__init__(connector(home, settings or Settings()))
+    def __init__(
+        self, home: Home = None, *, pool: int | None = None, settings: Settings | None = None
+    ) -> None:
+        super().__init__(connector(home, _chosen(settings, pool)))
 
 
 def examine() -> Report:

@@ -12,7 +12,7 @@ from dsec.core.deadlines import Moment, deadline_boot, expiry_wall
 from dsec.core.machine import Command, Event, decide
 from dsec.errors import Conflict, DsecError, IsolationUnavailable, RuntimeUnavailable, Unsupported
 from dsec.model.checks import check_seconds
-from dsec.model.ids import SandboxId, new_sandbox_id, new_session_id
+from dsec.model.ids import SandboxId, new_session_id
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.node import drafts
@@ -77,7 +77,7 @@ class Lifecycle(SandboxService):
         )
 
     def _new(self, spec: SandboxSpec, runtime: Runtime, now: Moment) -> Handle:
-        sandbox = new_sandbox_id()
+        sandbox = runtime.reserve(spec)
         place = runtime.place(sandbox)
         info = SandboxInfo(
             id=sandbox,
@@ -112,7 +112,7 @@ class Lifecycle(SandboxService):
     async def _make(self, handle: Handle) -> None:
         await self._kit.sandboxes.add(handle.info, drafts.created(handle.info))
         self._kit.table.add(handle)
-        running = await handle.runtime.create(plan(handle))
+        running = await handle.runtime.create(plan_for(handle.id, handle.info.spec, handle.deadline))
         handle.place = handle.runtime.place(handle.id)
         await self._move(
             handle, Event.STARTED, "sandbox.create", Phase.RESULT, {"outcome": "ok", "pid": running.pid}
@@ -320,15 +320,14 @@ class Lifecycle(SandboxService):
         await self._kit.journal.append(Draft(chain=handle.id, act=act, phase=Phase.RESULT, payload=OK))
 
 
-def plan(handle: Handle) -> Plan:
-    """What the runtime is asked to make."""
-    info, spec = handle.info, handle.info.spec
+def plan_for(sandbox: SandboxId, spec: SandboxSpec, deadline: float = 0.0) -> Plan:
+    """What the runtime is asked to make. ``deadline``: CLOCK_BOOTTIME seconds, 0 = none."""
     return Plan(
-        id=info.id,
+        id=sandbox,
         level=spec.level,
         limits=spec.limits,
         image=spec.base,
         read_only=spec.read_only,
         volumes=spec.volumes,
-        deadline=handle.deadline + GRACE if handle.deadline else 0.0,
+        deadline=deadline + GRACE if deadline else 0.0,
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsec.model.ids import SandboxId
-from dsec.model.sandbox import Flag, Level, Limits, Metrics, Place, Volume
+from dsec.model.ids import SandboxId, new_sandbox_id
+from dsec.model.sandbox import Flag, Level, Limits, Metrics, Place, SandboxSpec, Volume
 from dsec.ports.guest import Guest
 
 
@@ -64,6 +64,11 @@ class Runtime(ABC):
     def place(self, sandbox: SandboxId) -> Place:
         """Where its commands run and as whom. ``workdir`` depends on nothing but the id; asked before and after ``create``."""
         return Place()
+
+    def reserve(self, spec: SandboxSpec) -> SandboxId:
+        """The id under which the next sandbox of that kind is to be created."""
+        del spec
+        return new_sandbox_id()
 
     @abstractmethod
     async def create(self, plan: Plan) -> Running:
