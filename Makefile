@@ -10,7 +10,7 @@ STAMPS := $(VENV)/.setup
 NATIVE := src/dsec/_native
 PYTEST_ARGS ?=
 
-.PHONY: setup programs check test clean
+.PHONY: setup programs check test bench clean
 
 setup: $(STAMPS)/dev programs
 
@@ -51,6 +51,17 @@ check: setup
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Every claim of speed, measured on this machine (as root, half an hour), and the page of figures made of it.
+BENCHMARKS := lifecycle_container lifecycle_process exec pause_resume pool sustained transfer held
+RESULTS := benchmarks/results
+
+bench: setup
+	for name in $(BENCHMARKS); do \
+	  $(BIN)/python -m benchmarks.$$name --json $(RESULTS)/$$name.json; \
+	done
+	$(BIN)/python -m benchmarks.held --n 5000 --json $(RESULTS)/held_5000.json
+	$(BIN)/python -m benchmarks.report
 
 clean:
 	rm -rf dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(NATIVE) $(VENV)

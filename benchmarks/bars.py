@@ -1,0 +1,197 @@
+"""The bars: what each benchmark must reach on a machine with two processors. Data, and one question about it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Sign = Literal["<=", ">="]
+
+_HOLDS: Final[dict[Sign, Callable[[float, float], bool]]] = {"<=": operator.le, ">=": operator.ge}
+_MANY: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One demand.
+
+    Attributes:
+        result: the file of results it is compared with, without ``.json``.
+        figure: the name of the number in it.
+        least: samples that it takes to say anything.
+        requires: other figures that must be at least this large, such as the size of a file.
+    """
+
+    what: str
+    result: str
+    figure: str
+    sign: Sign
+    bound: float
+    unit: str
+    least: int = _MANY
+    requires: Mapping[str, float] = field(default_factory=dict)
+
+    def met(self, measured: float) -> bool:
+        """Whether this figure reaches the bar."""
+        return _HOLDS[self.sign](measured, self.bound)
+
+
+_CONTAINER: Final = "container: create + exec + destroy"
+_EXEC: Final = "exec in a running sandbox"
+_SUSTAINED: Final = "two workers, sustained"
+_HELD: Final = "1,000 held at once"
+_FILES: Final = "1 GiB to and from a file, slowest of four ways"
+_OUTPUT: Final = "100 MB of stdout, slower of two ways"
+_GIB: Final = {"file_size_mib": 1024.0}
+_SECONDS: Final = 60
+_THOUSAND: Final = 1000
+_FEW: Final = 5  # transfers of this size take seconds each
+
+BARS: Final = (
+    Bar(
+        what=f"{_CONTAINER}: p50",
+        result="lifecycle_container",
+        figure="p50_ms",
+        sign="<=",
+        bound=6.0,
+        unit="ms",
+    ),
+    Bar(
+        what=f"{_CONTAINER}: p50 against bwrap",
+        result="lifecycle_container",
+        figure="ratio_bwrap",
+        sign="<=",
+        bound=0.65,
+        unit="×",
+    ),
+    Bar(
+        what=f"{_CONTAINER}: p99",
+        result="lifecycle_container",
+        figure="p99_ms",
+        sign="<=",
+        bound=25.0,
+        unit="ms",
+    ),
+    Bar(what="pool on: claim + exec: p50", result="pool", figure="p50_ms", sign="<=", bound=2.5, unit="ms"),
+    Bar(what=f"{_EXEC}: p50", result="exec", figure="p50_ms", sign="<=", bound=1.3, unit="ms"),
+    Bar(what=f"{_EXEC}: p99", result="exec", figure="p99_ms", sign="<=", bound=4.0, unit="ms"),
+    Bar(
+        what=f"{_EXEC}: p50 against crun exec",
+        result="exec",
+        figure="ratio_crun",
+        sign="<=",
+        bound=0.15,
+        unit="×",
+    ),
+    Bar(
+        what=f"{_SUSTAINED}: rate against bwrap",
+        result="sustained",
+        figure="ratio_bwrap",
+        sign=">=",
+        bound=1.5,
+        unit="×",
+        least=_SECONDS,
+    ),
+    Bar(
+        what=f"{_SUSTAINED}: time, last third against first",
+        result="sustained",
+        figure="drift_time_ratio",
+        sign="<=",
+        bound=1.1,
+        unit="×",
+        least=_SECONDS,
+    ),
+    Bar(
+        what=f"{_SUSTAINED}: memory, last third less first",
+        result="sustained",
+        figure="drift_memory_mib",
+        sign="<=",
+        bound=2.0,
+        unit="MiB",
+        least=_SECONDS,
+    ),
+    Bar(
+        what=f"{_SUSTAINED}: descriptors, last third less first",
+        result="sustained",
+        figure="drift_descriptors",
+        sign="<=",
+        bound=0.0,
+        unit="",
+        least=_SECONDS,
+    ),
+    Bar(
+        what="process: create + exec + destroy: p50",
+        result="lifecycle_process",
+        figure="p50_ms",
+        sign="<=",
+        bound=3.5,
+        unit="ms",
+    ),
+    Bar(
+        what="resume a paused sandbox and exec: p50",
+        result="pause_resume",
+        figure="p50_ms",
+        sign="<=",
+        bound=2.0,
+        unit="ms",
+    ),
+    Bar(
+        what=f"{_HELD}: creation, last against first",
+        result="held",
+        figure="creation_ratio",
+        sign="<=",
+        bound=1.5,
+        unit="×",
+        least=_THOUSAND,
+    ),
+    Bar(
+        what=f"{_HELD}: memory of each, all included",
+        result="held",
+        figure="memory_mib",
+        sign="<=",
+        bound=0.8,
+        unit="MiB",
+        least=_THOUSAND,
+    ),
+    Bar(
+        what=f"{_FILES}: speed",
+        result="transfer",
+        figure="file_slowest_mb_s",
+        sign=">=",
+        bound=400.0,
+        unit="MB/s",
+        least=_FEW,
+        requires=_GIB,
+    ),
+    Bar(
+        what=f"{_FILES}: extra memory, the most",
+        result="transfer",
+        figure="file_extra_mib",
+        sign="<=",
+        bound=64.0,
+        unit="MiB",
+        least=_FEW,
+        requires=_GIB,
+    ),
+    Bar(
+        what=f"{_OUTPUT}: speed",
+        result="transfer",
+        figure="stdout_slowest_mb_s",
+        sign=">=",
+        bound=200.0,
+        unit="MB/s",
+        least=_FEW,
+        requires={"stdout_size_mb": 100.0},
+    ),
+    Bar(
+        what="files and stdout byte-exact (1 = yes)",
+        result="transfer",
+        figure="exact",
+        sign=">=",
+        bound=1.0,
+        unit="",
+        least=_FEW,
+    ),
+)

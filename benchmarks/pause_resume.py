@@ -1,0 +1,95 @@
+"""Resume a paused sandbox and exec ``/bin/true`` in it; beside ``crun resume`` and ``crun exec``, alternating."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+
+from benchmarks.common import TRUE, Findings, Script, main, warm_up
+from benchmarks.figures import milliseconds, ratio
+from benchmarks.peers import Crun, PeerFailedError
+from dsec import Dsec
+from dsec.client.sync import Sandbox
+
+
+@dataclass(slots=True)
+class Times:
+    """Nanoseconds of many rounds."""
+
+    pause: list[int] = field(default_factory=list)
+    resume: list[int] = field(default_factory=list)
+    exec: list[int] = field(default_factory=list)
+    both: list[int] = field(default_factory=list)
+
+
+def _round(sandbox: Sandbox, times: Times) -> None:
+    start = perf_counter_ns()
+    sandbox.pause()
+    paused = perf_counter_ns()
+    sandbox.resume()
+    resumed = perf_counter_ns()
+    result = sandbox.exec(TRUE)
+    ended = perf_counter_ns()
+    if result.exit_code != 0:
+        raise AssertionError(f"/bin/true ended with {result.exit_code}: {result.stderr!r}")
+    times.pause.append(paused - start)
+    times.resume.append(resumed - paused)
+    times.exec.append(ended - resumed)
+    times.both.append(ended - paused)
+
+
+def _peer_round(crun: Crun) -> int:
+    crun.pause()
+    return crun.resume() + crun.exec_true()
+
+
+def measure(options: argparse.Namespace) -> Findings:
+    """Alternate; without crun ours alone."""
+    times = Times()
+    theirs: list[int] = []
+    problem = ""
+    with ExitStack() as stack:
+        dsec = stack.enter_context(Dsec())
+        sandbox = stack.enter_context(dsec.sandboxes.create(level="container"))
+        crun: Crun | None = None
+        try:
+            crun = stack.enter_context(Crun())
+            _peer_round(crun)
+        except (PeerFailedError, OSError) as error:
+            crun, problem = None, str(error)
+        for _ in range(warm_up(options.n)):
+            _round(sandbox, Times())
+        for _ in range(options.n):
+            _round(sandbox, times)
+            if crun is not None:
+                theirs.append(_peer_round(crun))
+    return _findings(options.n, times, theirs, problem)
+
+
+def _findings(n: int, times: Times, theirs: list[int], problem: str) -> Findings:
+    both = milliseconds("resume + exec /bin/true", times.both)
+    lines = (
+        both,
+        milliseconds("  resume", times.resume),
+        milliseconds("  exec /bin/true", times.exec),
+        milliseconds("pause", times.pause),
+    )
+    figures = {"p50_ms": both.p50, "p99_ms": both.p99}
+    if problem:
+        return Findings(samples=n, series=lines, figures=figures, unavailable={"crun": problem})
+    peer = milliseconds("crun resume + crun exec", theirs, peer=True)
+    figures["ratio_crun"] = ratio(both.p50, peer.p50)
+    return Findings(samples=n, series=(*lines, peer), figures=figures)
+
+
+SCRIPT = Script(
+    name="pause_resume",
+    claim="resume a paused sandbox and exec /bin/true in it",
+    n=500,
+    measure=measure,
+)
+
+if __name__ == "__main__":
+    main(SCRIPT)
