@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-GENERATORS: tuple[tuple[str, ...], ...] = (("scripts/seccomp_tables.py",),)
+GENERATORS: tuple[tuple[str, ...], ...] = (("scripts/seccomp_tables.py",), ("scripts/sync_client.py",))
 
 
 def main() -> int:

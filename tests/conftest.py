@@ -16,6 +16,8 @@ from dsec.testing import census
 MAY_BLOCK = (
     # Writes of a few microseconds to a local database; a thread would cost more than it saves.
     ("dsec/stores/journal.py", "sqlite3."),
+    # Names of sockets in /run, which is memory: a few microseconds.
+    ("dsec/runtimes/spawned.py", "os.unlink"),
 )
 """(file, prefix of the blocking call): any function of that file may make such calls inside the event loop."""
 

@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,16 +20,41 @@ static bool init_id(const struct spawner *s, pid_t pid, char *id, size_t cap) {
     return snprintf(id, cap, "%s", text + sizeof head) < (int)cap;
 }
 
-static void adopt(struct spawner *s, pid_t pid, uint32_t slot) {
+/* The parent of a process, or -1. */
+static pid_t parent_of(const struct spawner *s, pid_t pid) {
+    char path[48], text[512];
+    snprintf(path, sizeof path, "%d/stat", pid);
+    if (read_at(s->proc, path, text, sizeof text) <= 0) return -1;
+    char state;
+    int parent;
+    const char *rest = strrchr(text, ')'); /* the name before it may hold anything */
+    return rest && sscanf(rest + 1, " %c %d", &state, &parent) == 2 ? parent : -1;
+}
+
+static bool in_slot(const struct spawner *s, pid_t pid, uint32_t slot) {
+    char path[48], text[4096], wanted[192];
+    snprintf(path, sizeof path, "%d/cgroup", pid);
+    snprintf(wanted, sizeof wanted, "/%.120s/s%u\n", s->groups[s->n_groups - 1].name, slot);
+    return pid > 0 && read_at(s->proc, path, text, sizeof text) > 0 && strstr(text, wanted);
+}
+
+/* Any process may call itself what init is called. But whatever runs in a sandbox descends from its init and stays below it:
+ * init alone has a parent outside. */
+static bool is_init(const struct spawner *s, pid_t pid, uint32_t slot, char *id, size_t cap) {
+    pid_t parent = parent_of(s, pid);
+    return parent >= 0 && !in_slot(s, parent, slot) && in_slot(s, pid, slot) && init_id(s, pid, id, cap);
+}
+
+static bool adopt(struct spawner *s, pid_t pid, uint32_t slot) {
     char id[ID_MAX + 1], again[ID_MAX + 1];
-    if (!init_id(s, pid, id, sizeof id)) return;
+    if (!is_init(s, pid, slot, id, sizeof id)) return false;
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-    if (pidfd < 0) return;
+    if (pidfd < 0) return false;
     struct span name = {.p = (uint8_t *)id, .n = (uint32_t)strlen(id)};
     /* Read again behind the pidfd: the pid now means what it meant. */
-    if (!init_id(s, pid, again, sizeof again) || strcmp(id, again) || table_by_id(s, name) || !slot_take(s, slot)) {
+    if (!is_init(s, pid, slot, again, sizeof again) || strcmp(id, again) || table_by_id(s, name)) {
         close(pidfd);
-        return;
+        return false;
     }
     struct sandbox *sb = table_add(s, name, pid);
     sb->pidfd = pidfd;
@@ -41,18 +67,61 @@ static void adopt(struct spawner *s, pid_t pid, uint32_t slot) {
             sb->frozen = text[0] == '1' || !strncmp(text, "FR", 2);
     }
     watch_pidfd(s, sb);
+    return true;
+}
+
+/* Calls `each` for the processes of a slot until it says true; how many it was called for, or -1 - that when it said so. */
+static long each_process(struct spawner *s, uint32_t slot, bool (*each)(struct spawner *, pid_t, uint32_t)) {
+    char path[64], line[32];
+    snprintf(path, sizeof path, "s%u/cgroup.procs", slot);
+    int fd = openat(s->groups[s->n_groups - 1].dir, path, O_RDONLY | O_CLOEXEC);
+    FILE *pids = fd < 0 ? NULL : fdopen(fd, "r");
+    long n = 0;
+    bool found = false;
+    while (pids && !found && fgets(line, sizeof line, pids)) {
+        n++;
+        found = each(s, (pid_t)strtol(line, NULL, 10), slot);
+    }
+    if (pids) fclose(pids);
+    return found ? -1 - n : n;
+}
+
+static bool end_one(struct spawner *s, pid_t pid, uint32_t slot) {
+    (void)s;
+    (void)slot;
+    if (pid > 0) kill(pid, SIGKILL);
+    return false;
+}
+
+/* Processes without their init: nobody would ever end them, and the next sandbox would share its ids with them. */
+static void end_orphans(struct spawner *s, uint32_t slot) {
+    char path[64];
+    const struct hierarchy *h = &s->groups[s->n_groups - 1];
+    slot_freeze(s, slot, false);
+    for (int tries = 0; tries < 2000; tries++) {
+        snprintf(path, sizeof path, "s%u/cgroup.kill", slot);
+        if (h->v2) write_at(h->dir, path, "1");
+        if (!each_process(s, slot, end_one)) return;
+        usleep(1000);
+    }
+    note("processes outlive their sandbox", "", EBUSY);
+}
+
+static bool anyone(struct spawner *s, pid_t pid, uint32_t slot) {
+    (void)s;
+    (void)pid;
+    (void)slot;
+    return true;
 }
 
 static void adopt_slot(struct spawner *s, int dir, const char *name) {
-    char path[64], pids[65536];
-    snprintf(path, sizeof path, "%.30s/cgroup.procs", name);
-    if (read_at(dir, path, pids, sizeof pids) <= 0) return;
-    for (char *line = pids, *end; *line; line = end + 1) {
-        long pid = strtol(line, &end, 10);
-        if (end == line) break;
-        adopt(s, (pid_t)pid, (uint32_t)strtoul(name + 1, NULL, 10));
-        if (*end != '\n') break;
-    }
+    (void)dir;
+    uint32_t slot = (uint32_t)strtoul(name + 1, NULL, 10);
+    /* The lock of its block says that no other spawner holds it. */
+    if (!each_process(s, slot, anyone) || !slot_take(s, slot)) return;
+    if (each_process(s, slot, adopt) < 0) return;
+    end_orphans(s, slot);
+    slot_at(s, slot)->used = slot_at(s, slot)->made = false;
 }
 
 static void each_slot(struct spawner *s, int parent, void (*each)(struct spawner *, int, const char *)) {

@@ -67,6 +67,7 @@ void child_run(const struct spawner *s, const struct plan *p, const struct kit *
     setpriority(PRIO_PROCESS, 0, 0);
     int exe = -1;
     if (arrange_descriptors(s, p->listener, &report, &exe)) fail(report, "descriptors", errno);
+    if (confine_rlimits(p->open_files)) fail(report, "resource limits", errno); /* after the descriptors that lie above it */
     if (confine_seccomp(s->config.level)) fail(report, "seccomp", errno);
     exec_init(s, p, exe);
     fail(report, "exec init", errno);

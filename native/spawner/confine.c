@@ -39,10 +39,13 @@ int confine_seccomp(enum level level) {
 int confine_rlimits(uint64_t open_files) {
     static const struct rlimit no_core = {0, 0};
     if (setrlimit(RLIMIT_CORE, &no_core)) return -1;
+    /* Init needs room for its connections and pipes however little its commands get: it gives each command its own limit. */
+    rlim_t most = open_files > INIT_FILES ? open_files : INIT_FILES;
     struct rlimit now;
     if (getrlimit(RLIMIT_NOFILE, &now)) return -1;
     /* Without CAP_SYS_RESOURCE the hard limit can only fall: what is above it is not had, and not an error. */
-    struct rlimit want = {open_files < now.rlim_max ? open_files : now.rlim_max, open_files < now.rlim_max ? open_files : now.rlim_max};
+    if (most > now.rlim_max) most = now.rlim_max;
+    struct rlimit want = {most, most};
     return setrlimit(RLIMIT_NOFILE, &want);
 }
 

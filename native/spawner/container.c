@@ -261,8 +261,6 @@ static int enter_users(struct child *c) {
     return setresgid(0, 0, 0) || setresuid(0, 0, 0) ? -1 : 0;
 }
 
-static int limit_resources(struct child *c) { return confine_rlimits(c->p->open_files); }
-
 static int drop_capabilities(struct child *c) {
     (void)c;
     return confine_capabilities(KEEP);
@@ -286,7 +284,6 @@ const struct operation container_operations[] = {
     {"loopback", join_network},
     {"cgroups", join_cgroups}, /* late: set-up is our work and runs at our priority, not in the sandbox's share */
     {"user namespace", enter_users},
-    {"resource limits", limit_resources},
     {"capabilities", drop_capabilities},
     {NULL, NULL},
 };

@@ -46,7 +46,7 @@ static int limit(int resource, rlim_t value) {
 
 static int limit_resources(struct child *c) {
     const struct limits *l = &c->p->limits;
-    if (confine_rlimits(c->p->open_files) || limit(RLIMIT_AS, l->memory) || limit(RLIMIT_MEMLOCK, 65536)) return -1;
+    if (limit(RLIMIT_AS, l->memory) || limit(RLIMIT_MEMLOCK, 65536)) return -1;
     /* Counted per user id: only a private one makes it a limit of this sandbox. */
     return c->s->root ? limit(RLIMIT_NPROC, l->pids + 1) : 0;
 }
@@ -92,19 +92,17 @@ static void kill_user(uint32_t uid) {
 
 /* Orphans came to us, their subreaper: those of our children that are no init. 0 when there are none. */
 static unsigned kill_orphans(struct spawner *s) {
-    char path[64], text[4096];
+    char path[64];
     snprintf(path, sizeof path, "self/task/%d/children", getpid());
-    if (read_at(s->proc, path, text, sizeof text) <= 0) return 0;
+    int fd = openat(s->proc, path, O_RDONLY | O_CLOEXEC);
+    FILE *children = fd < 0 ? NULL : fdopen(fd, "r");
     unsigned killed = 0;
-    for (char *at = text, *end; *at; at = end) {
-        pid_t pid = (pid_t)strtol(at, &end, 10);
-        if (end == at) break;
+    for (int pid; children && fscanf(children, "%d", &pid) == 1;)
         if (!table_by_pid(s, pid)) {
             killed += !kill(pid, SIGKILL);
             waitpid(pid, NULL, WNOHANG);
         }
-        while (*end == ' ' || *end == '\n') end++;
-    }
+    if (children) fclose(children);
     return killed;
 }
 

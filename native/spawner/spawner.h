@@ -25,6 +25,7 @@
 #define UID_FIRST 0x40000000u
 #define BLOCKS_MAX 190u
 #define WAITERS_MAX 8
+#define INIT_FILES 4096u
 #define KITS 4
 
 enum level { LEVEL_CONTAINER, LEVEL_PROCESS };

@@ -293,25 +293,29 @@ async def _container(state: _State, settings: Settings, on_ended: OnEnded, parts
         state.path, size_bytes=settings.pool_bytes, shelf=settings.shelf, durable=state.durable
     )
     parts.stack.push_async_callback(layers.close)
-    groups = _hierarchies(state, Level.CONTAINER)
-    runtime = ContainerRuntime(
-        _config(state, Level.CONTAINER, groups),
-        groups,
-        on_ended=on_ended,
-        images=ImageStore(settings.images or default_home() / "store"),
-        layers=layers,
-        mounts=Mounts(mounts.mount_image, mounts.clone_detached),
-    )
-    await _add(runtime, settings, parts)
+
+    def build() -> ContainerRuntime:
+        groups = _hierarchies(state, Level.CONTAINER)
+        return ContainerRuntime(
+            _config(state, Level.CONTAINER, groups),
+            groups,
+            on_ended=on_ended,
+            images=ImageStore(settings.images or default_home() / "store"),
+            layers=layers,
+            mounts=Mounts(mounts.mount_image, mounts.clone_detached),
+        )
+
+    await _add(await asyncio.to_thread(build), settings, parts)
     parts.layers = layers
 
 
 async def _process(state: _State, settings: Settings, on_ended: OnEnded, parts: _Parts) -> None:
-    groups = _hierarchies(state, Level.PROCESS)
-    runtime = ProcessRuntime(
-        _config(state, Level.PROCESS, groups), groups, on_ended=on_ended, homes=state.homes
-    )
-    await _add(runtime, settings, parts)
+    def build() -> ProcessRuntime:
+        groups = _hierarchies(state, Level.PROCESS)
+        config = _config(state, Level.PROCESS, groups)
+        return ProcessRuntime(config, groups, on_ended=on_ended, homes=state.homes)
+
+    await _add(await asyncio.to_thread(build), settings, parts)
 
 
 async def _add(runtime: SpawnedRuntime, settings: Settings, parts: _Parts) -> None:
@@ -329,6 +333,13 @@ _Maker = Callable[[_State, Settings, OnEnded, _Parts], Awaitable[None]]
 _LEVELS: Final[dict[Level, _Maker]] = {Level.CONTAINER: _container, Level.PROCESS: _process}
 
 
+async def _open_journal(state: _State, settings: Settings) -> SqliteStore:
+    directory, keys = await asyncio.to_thread(lambda: (state.part(_JOURNAL), state.part(_KEYS)))
+    return await SqliteStore.open(
+        directory, key=keys / _KEY, engine_id=new_engine_id(), durability=settings.durability
+    )
+
+
 async def open_engine(settings: Settings) -> Services:
     """An open engine; its ``close`` closes everything that was opened for it.
 
@@ -343,13 +354,7 @@ async def open_engine(settings: Settings) -> Services:
             else await asyncio.to_thread(_private_state)
         )
         stack.push_async_callback(asyncio.to_thread, state.release)
-        journal_path = state.part(_JOURNAL)
-        store = await SqliteStore.open(
-            journal_path,
-            key=state.part(_KEYS) / _KEY,
-            engine_id=new_engine_id(),
-            durability=settings.durability,
-        )
+        store = await _open_journal(state, settings)
         stack.push_async_callback(store.close)
         parts = _Parts(stack, {})
         engine: list[Engine] = []

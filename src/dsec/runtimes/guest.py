@@ -49,6 +49,11 @@ class GuestConnection(Guest):
         return self._files
 
     @property
+    def lost(self) -> bool:
+        """The connection has ended: make another."""
+        return self.failure is not None
+
+    @property
     def failure(self) -> DsecError | None:
         """Why the connection ended; None while it stands."""
         return self._link.failure
