@@ -159,7 +159,7 @@ def ps(
     ] = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """List the commands of sandboxes, or with --problems what could not be cleaned up.
+    """List commands, or failed clean-ups.
 
     Examples:
 

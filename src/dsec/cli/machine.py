@@ -26,7 +26,7 @@ _TRUE: Final = ("/bin/true",)
 
 @app.command()
 def doctor(as_json: opt.AsJson = False) -> None:
-    """Tell which layers of isolation this machine has, and try every level.
+    """Tell what this machine can isolate, and try it.
 
     Layers are active, degraded or unavailable, with the reason and how to enable what is missing. Exit code 1 when no
     level works.

@@ -19,7 +19,7 @@ from dsec.cli.output import complain, complain_of, put
 from dsec.errors import DsecError
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "run": ("run", "Run one command in a new sandbox, which is destroyed when it ends."),
+    "run": ("run", "Run one command in a sandbox of its own."),
     "create": ("sandboxes", "Create a sandbox that lasts, and print its id."),
     "ls": ("sandboxes", "List sandboxes, oldest first."),
     "exec": ("execs", "Run a command in a sandbox that was created before."),
@@ -30,8 +30,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "rm": ("sandboxes", "End sandboxes and remove everything of them."),
     "inspect": ("sandboxes", "Show what is known of a sandbox."),
     "events": ("records", "Show the records of a sandbox in the journal."),
-    "ps": ("execs", "List the commands of sandboxes, or what could not be cleaned up."),
-    "doctor": ("machine", "Tell which layers of isolation this machine has, and try every level."),
+    "ps": ("execs", "List commands, or failed clean-ups."),
+    "doctor": ("machine", "Tell what this machine can isolate, and try it."),
     "gc": ("machine", "Remove what dead engines left and nothing needs any more."),
     "bench": ("machine", "Measure creating, executing and destroying here."),
     "audit": ("records", "Verify and read the journal."),
@@ -56,7 +56,7 @@ def build(names: Sequence[str], switches: Switches) -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode="rich" if sys.stdout.isatty() else None,  # plain text for pipes and programs
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 

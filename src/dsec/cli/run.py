@@ -33,9 +33,9 @@ def run(
     tty: opt.Tty = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Run one command in a new sandbox, which is destroyed when it ends.
+    """Run one command in a sandbox of its own.
 
-    Its exit code is ours: 128 + n when signal n ended it, 124 when its time was up. Standard input is passed on unless it
+    The sandbox is destroyed when the command ends. Its exit code is ours: 128 + n when signal n ended it, 124 when its time was up. Standard input is passed on unless it
     is a terminal; with a terminal on both sides the command gets one too. Signals are passed on.
 
     Examples:

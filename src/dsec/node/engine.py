@@ -22,6 +22,7 @@ from dsec.node.observe import Observe
 from dsec.node.reaper import Reaper
 from dsec.node.reconciler import Reconciler
 from dsec.node.runs import Runner
+from dsec.node.scratch import ScratchExecs
 from dsec.node.work import Work
 from dsec.ports.engine import Services
 from dsec.ports.journal import Journal, Sandboxes
@@ -76,7 +77,7 @@ class Engine:
         doing = Doing(kit)
         self._services = Services(
             sandboxes=self.lifecycle,
-            execs=self.execs,
+            execs=ScratchExecs(self.execs, self.lifecycle, kit),
             files=Files(doing),
             trees=WholeTrees(doing, trees),
             observe=Observe(kit, self.janitor),

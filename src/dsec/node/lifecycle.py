@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -12,7 +13,7 @@ from dsec.core.deadlines import Moment, deadline_boot, expiry_wall
 from dsec.core.machine import Command, Event, decide
 from dsec.errors import Conflict, DsecError, IsolationUnavailable, RuntimeUnavailable, Unsupported
 from dsec.model.checks import check_seconds
-from dsec.model.ids import SandboxId, new_session_id
+from dsec.model.ids import SandboxId, new_sandbox_id, new_session_id
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.node import drafts
@@ -68,16 +69,19 @@ class Lifecycle(SandboxService):
             )
         return runtime
 
-    async def create(self, spec: SandboxSpec) -> SandboxInfo:
+    async def create(self, spec: SandboxSpec, *, parent: SandboxId | None = None) -> SandboxInfo:
+        """See :class:`SandboxService`; with ``parent`` its files begin as a copy of that sandbox's."""
         if self.closing:
             raise Conflict("the engine is closing")
-        handle = self._new(spec, self.runtime(spec.level), self._kit.clock.now())
+        handle = self._new(spec, self.runtime(spec.level), parent)
         return await settled(
-            self._kit.work.start(self._create(handle)), lambda: self._kit.work.spawn(self._give_up(handle))
+            self._kit.work.start(self._create(handle, parent)),
+            lambda: self._kit.work.spawn(self._give_up(handle)),
         )
 
-    def _new(self, spec: SandboxSpec, runtime: Runtime, now: Moment) -> Handle:
-        sandbox = runtime.reserve(spec)
+    def _new(self, spec: SandboxSpec, runtime: Runtime, parent: SandboxId | None) -> Handle:
+        now = self._kit.clock.now()
+        sandbox = runtime.reserve(spec) if parent is None else new_sandbox_id()
         place = runtime.place(sandbox)
         info = SandboxInfo(
             id=sandbox,
@@ -94,10 +98,10 @@ class Lifecycle(SandboxService):
         deadline = now.boot + spec.ttl if spec.ttl else 0.0
         return Handle(info, runtime, place, deadline=deadline, used=now.boot)
 
-    async def _create(self, handle: Handle) -> SandboxInfo:
+    async def _create(self, handle: Handle, parent: SandboxId | None) -> SandboxInfo:
         try:
             async with handle.lock:
-                await self._make(handle)
+                await self._make(handle, parent)
         except Exception as exc:
             error = exc if isinstance(exc, DsecError) else RuntimeUnavailable(f"create failed: {exc!r}")
             await self._undo(handle, error)
@@ -109,10 +113,12 @@ class Lifecycle(SandboxService):
         self._watch(handle)
         return handle.info
 
-    async def _make(self, handle: Handle) -> None:
+    async def _make(self, handle: Handle, parent: SandboxId | None) -> None:
         await self._kit.sandboxes.add(handle.info, drafts.created(handle.info))
         self._kit.table.add(handle)
-        running = await handle.runtime.create(plan_for(handle.id, handle.info.spec, handle.deadline))
+        running = await handle.runtime.create(
+            replace(plan_for(handle.id, handle.info.spec, handle.deadline), parent=parent)
+        )
         handle.place = handle.runtime.place(handle.id)
         await self._move(
             handle, Event.STARTED, "sandbox.create", Phase.RESULT, {"outcome": "ok", "pid": running.pid}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from dsec.model.ids import SandboxId, new_sandbox_id
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Place, SandboxSpec, Volume
@@ -18,9 +17,9 @@ class Plan:
 
     Attributes:
         image: digest or name of the base, which the runtime resolves through its image store.
-        writable: name of the writable layer (or private directory), made beforehand.
         deadline: CLOCK_BOOTTIME seconds at which the sandbox must end whoever is alive, 0 = none.
         hostname: of the sandbox, where the level has one.
+        parent: a running or paused sandbox whose files this one begins with; it is stopped for that moment.
     """
 
     id: SandboxId
@@ -31,7 +30,7 @@ class Plan:
     volumes: tuple[Volume, ...] = ()
     deadline: float = 0.0
     hostname: str = "sandbox"
-    parent: Path | None = field(default=None)
+    parent: SandboxId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,14 @@ class Layers(ABC):
         """
 
     @abstractmethod
+    async def clone(self, source: SandboxId, sandbox: SandboxId, disk_mib: int) -> Path:
+        """A layer that begins as a copy-on-write copy of ``source``'s, of one moment; may take ``disk_mib`` more.
+
+        Raises:
+            StorageFull, Conflict, NotFound.
+        """
+
+    @abstractmethod
     async def discard(self, sandbox: SandboxId) -> None:
         """Take it away at once; deleting goes on in the background. Absent is not an error.  Raises: CleanupFailed."""
 

@@ -66,7 +66,8 @@ class ContainerRuntime(SpawnedRuntime):
                 "level 'container' needs root", hint="run as root, or use level='process', which does not"
             )
         super().__init__(config, hierarchies, on_ended, layers.used)
-        self.flags = base_flags(_FLAGS | flags(hierarchies))
+        able = _FLAGS | flags(hierarchies)
+        self.flags = base_flags(able | {Flag.SCRATCH} if Flag.PAUSE in able else able)
         self._images = images
         self._layers = layers
         self._mounts = mounts
@@ -118,7 +119,7 @@ class ContainerRuntime(SpawnedRuntime):
         layer = self._resolved.get(plan.image) or await self._resolve(plan.image)
         volumes = await asyncio.to_thread(self._open_volumes, plan.volumes) if plan.volumes else []
         try:
-            writable = await self._layers.create(plan.id, plan.limits.disk_mib)
+            writable = await self._writable(plan)
         except BaseException:
             for fd in volumes:
                 os.close(fd)
@@ -137,6 +138,12 @@ class ContainerRuntime(SpawnedRuntime):
             volumes=tuple((volume.target, volume.read_only) for volume in plan.volumes),
         )
         return request, volumes
+
+    async def _writable(self, plan: Plan) -> Path:
+        if plan.parent is None:
+            return await self._layers.create(plan.id, plan.limits.disk_mib)
+        async with self.stopped(plan.parent):
+            return await self._layers.clone(plan.parent, plan.id, plan.limits.disk_mib)
 
     def _open_volumes(self, volumes: tuple[Volume, ...]) -> list[int]:
         found: list[int] = []

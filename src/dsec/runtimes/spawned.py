@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -178,6 +178,18 @@ class SpawnedRuntime(Runtime):
                     hint="a process of it waits in the kernel and cannot be stopped now: retry",
                 )
             await asyncio.sleep(0.0005)
+
+    @contextlib.asynccontextmanager
+    async def stopped(self, sandbox: SandboxId) -> AsyncIterator[None]:
+        """No process of it runs within; one that was frozen before stays so.  Raises: as :meth:`freeze`."""
+        if await asyncio.to_thread(self._figures.frozen, self._at(sandbox).slot):
+            yield
+            return
+        await self.freeze(sandbox, True)
+        try:
+            yield
+        finally:
+            await asyncio.shield(self.freeze(sandbox, False))
 
     async def deadline(self, sandbox: SandboxId, at: float) -> None:
         """See :class:`Runtime`."""

@@ -30,6 +30,7 @@ def _number(direction: int, nr: int, size: int) -> int:
 
 _IOC_SUBVOL_CREATE: Final = _number(_WRITE, 14, _VOL_ARGS.size)
 _IOC_SNAP_DESTROY: Final = _number(_WRITE, 15, _VOL_ARGS.size)
+_IOC_SNAP_CREATE_V2: Final = _number(_WRITE, 23, _VOL_ARGS_V2.size)
 _IOC_INO_LOOKUP: Final = _number(_READ | _WRITE, 18, _INO_LOOKUP.size)
 _IOC_FS_INFO: Final = _number(_READ, 31, 1024)
 _IOC_QUOTA_CTL: Final = _number(_READ | _WRITE, 40, _QUOTA_CTL.size)
@@ -52,6 +53,12 @@ def _vol_args(name: str) -> bytes:
 def create_subvolume(parent: int, name: str) -> None:
     """Raises: OSError."""
     fcntl.ioctl(parent, _IOC_SUBVOL_CREATE, bytearray(_vol_args(name)))
+
+
+def snapshot(source: int, parent: int, name: str) -> None:
+    """A writable snapshot of the subvolume that ``source`` is, with all that was written to it so far.  Raises: OSError."""
+    args = _VOL_ARGS_V2.pack(source, 0, 0, _vol_args(name)[8:].ljust(4040, b"\0")[:4040])
+    fcntl.ioctl(parent, _IOC_SNAP_CREATE_V2, bytearray(args))
 
 
 def destroy_subvolume(parent: int, name: str) -> None:

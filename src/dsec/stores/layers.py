@@ -44,6 +44,7 @@ _KEPT: Final = 1024  # empty slots at most; each holds 16 KiB
 _BACKLOG: Final = 2048  # slots waiting to be emptied, before discarding waits
 _ENTRIES: Final = 64  # more than this in a layer: destroying it is cheaper than emptying it
 _RESIDUE: Final = 256 * 1024  # bytes that a used slot may still be charged with (freed by the next commit)
+_WORK_ENTRIES: Final = 100_000  # what an overlay can have under way, at most
 _SMALL_MIB: Final = 16  # a quota so small that a residue would matter gets a slot that was never used
 _THREADS: Final = 4
 _COMMIT_AFTER: Final = 0.2
@@ -145,6 +146,20 @@ class BtrfsLayers(Layers):
                 return Path(slot.name)
             # The thread takes a slot itself: one that was taken here would be lost if this were cancelled before it runs.
             return await self._run(partial(self._prepare, sandbox, claim, limit))
+        except BaseException:
+            self._end(self._claims.pop(sandbox, claim))
+            raise
+
+    async def clone(self, source: SandboxId, sandbox: SandboxId, disk_mib: int) -> Path:
+        """See :class:`~dsec.ports.storage.Layers`."""
+        if sandbox in self._claims:
+            raise Conflict(f"{sandbox} has a layer already")
+        origin = self._claims.get(source)
+        if origin is None or not origin.slots:
+            raise NotFound(f"{source} has no layer")
+        claim = self._claims[sandbox] = _Claim()
+        try:
+            return await self._run(partial(self._copy, origin.slots[0], sandbox, claim, disk_mib * MIB))
         except BaseException:
             self._end(self._claims.pop(sandbox, claim))
             raise
@@ -251,6 +266,45 @@ class BtrfsLayers(Layers):
             raise
         self._give(claim, slot)
         return Path(slot.name)
+
+    def _copy(self, origin: _Slot, sandbox: SandboxId, claim: _Claim, limit: int) -> Path:
+        """A slot that begins with what another holds."""
+        self._check_space()
+        slot: _Slot | None = None
+        try:
+            slot = self._snapshot(origin, limit)
+            if self._durable:
+                os.symlink(slot.name, sandbox, dir_fd=self._pool.directory)
+        except OSError as error:
+            self._return(slot)
+            raise _translated(error, sandbox) from error
+        self._give(claim, slot)
+        return Path(slot.name)
+
+    def _snapshot(self, origin: _Slot, limit: int) -> _Slot:
+        """Raises: OSError."""
+        with self._names:
+            self._next += 1
+            name = f"{_SLOT}{self._next}"
+        source = self._open(origin.name)
+        try:
+            btrfs.snapshot(source, self._pool.directory, name)
+        finally:
+            os.close(source)
+        inside = self._open(name)
+        try:
+            slot = _Slot(name, btrfs.subvolume_id(inside), limit, used=True)
+            btrfs.limit_qgroup(self._pool.directory, slot.subvolume, limit)
+            # What the overlay of the other had under way is not ours, and marks the layer as one in use.
+            _remove_tree(inside, "work", _Budget(_WORK_ENTRIES))
+            os.mkdir("work", dir_fd=inside)
+            os.chmod("work", 0o755, dir_fd=inside)  # noqa: S103 - a root directory, whatever the umask
+        except OSError:
+            btrfs.destroy_subvolume(self._pool.directory, name)
+            raise
+        finally:
+            os.close(inside)
+        return slot
 
     def _return(self, slot: _Slot | None) -> None:
         if slot is not None:
