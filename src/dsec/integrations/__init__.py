@@ -1,0 +1,1 @@
+"""Adaptors that let other frameworks use DSec. Each needs its framework installed, and uses only the public SDK."""
