@@ -1,0 +1,664 @@
+"""The `dsec` command as people and programs run it: real processes, real signals, a real terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dsec import Dsec, Settings
+from dsec.model.ids import new_sandbox_id
+
+pytestmark = pytest.mark.timeout(120)
+
+DSEC = str(Path(sys.executable).with_name("dsec"))
+PATIENCE = 60.0
+POOL = 512 * 2**20
+LEVELS = [pytest.param("container", marks=pytest.mark.needs_root), "process"]
+
+
+class Cli:
+    """Runs `dsec` with a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.env = {**os.environ, "DSEC_HOME": str(home), "TERM": "xterm"}
+        self.env["PYTHONPYCACHEPREFIX"] = str(
+            home / "bytecode"
+        )  # not compiled anew by each of so many processes
+        self.env.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def start(self, *arguments: str, **options: object) -> subprocess.Popen[bytes]:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([DSEC, *arguments], env=self.env, **{**streams, **options})  # type: ignore[call-overload,no-any-return]
+
+    def __call__(self, *arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+        source = subprocess.PIPE if stdin is not None else subprocess.DEVNULL
+        with self.start(*arguments, stdin=source) as process:
+            try:
+                out, err = process.communicate(stdin, timeout=PATIENCE)
+            finally:
+                process.kill()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def ok(self, *arguments: str, stdin: bytes | None = None) -> str:
+        done = self(*arguments, stdin=stdin)
+        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+        return done.stdout.decode()
+
+    def json(self, *arguments: str) -> object:
+        return json.loads(self.ok(*arguments, "--json"))
+
+
+@pytest.fixture(scope="module")
+def cli(image_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """A home with a small pool of layers; the base image is the run's."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "store").symlink_to(image_store)
+    with Dsec(home / "engine", settings=Settings(images=image_store, pool_bytes=POOL, shelf=1)):
+        pass
+    return Cli(home)
+
+
+@pytest.fixture
+def sandbox(cli: Cli) -> Iterator[str]:
+    """A lasting sandbox of level `container`, made by one process and removed by another."""
+    name = cli.ok("create", "--label", "test=cli").strip()
+    yield name
+    cli.ok("rm", name)
+
+
+def read_until(stream: int, wanted: bytes, seconds: float = PATIENCE) -> bytes:
+    """Output up to what is waited for."""
+    seen = b""
+    deadline = time.monotonic() + seconds
+    while wanted not in seen:
+        ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"{wanted!r} did not come, but {seen!r}"
+        try:
+            piece = os.read(stream, 65536)
+        except OSError:
+            piece = b""
+        assert piece, f"{wanted!r} did not come before the end of {seen!r}"
+        seen += piece
+    return seen
+
+
+# --- run: exit codes and streams
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_run_passes_output_and_exit_code_on(cli: Cli, level: str) -> None:
+    done = cli("run", "--level", level, "--", "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_run_tells_the_signal_that_ended_the_command(cli: Cli, level: str) -> None:
+    assert cli("run", "--level", level, "--", "sh", "-c", "kill -9 $$").returncode == 137
+    assert cli("run", "--level", level, "--", "sh", "-c", "kill -TERM $$").returncode == 143
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_run_ends_a_command_whose_time_is_up(cli: Cli, level: str) -> None:
+    done = cli("run", "--level", level, "--timeout", "0.3", "--", "sleep", "100")
+    assert done.returncode == 124
+    assert b"longer than 0.3 s" in done.stderr
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_run_passes_standard_input_on(cli: Cli, level: str) -> None:
+    data = os.urandom(3_000_000)
+    done = cli("run", "--level", level, "--", "sha256sum", stdin=data)
+    assert done.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.needs_root
+def test_run_passes_more_output_on_than_is_kept(cli: Cli) -> None:
+    done = cli("run", "--", "head", "-c", "20000000", "/dev/zero")
+    assert done.returncode == 0
+    assert len(done.stdout) == 20_000_000
+    assert not done.stdout.strip(b"\0")
+
+
+@pytest.mark.needs_root
+def test_run_takes_a_command_with_options_of_its_own(cli: Cli) -> None:
+    assert cli.ok("run", "echo", "-n", "--level", "--", "x") == "--level -- x"
+
+
+@pytest.mark.needs_root
+def test_run_says_why_there_was_no_program(cli: Cli) -> None:
+    done = cli("run", "--", "no-such-program")
+    assert done.returncode == 127
+    assert b"no-such-program" in done.stderr
+
+
+@pytest.mark.needs_root
+def test_run_takes_variables_directory_user_and_limits(cli: Cli) -> None:
+    words = ("-e", "A=b=c", "-w", "/tmp", "-u", "root", "--memory", "64", "--pids", "50", "--cpus", "0.5")
+    said = cli.ok("run", *words, "--disk", "64", "--", "sh", "-c", "echo $A $(pwd) $(id -u)")
+    assert said == "b=c /tmp 0\n"
+
+
+@pytest.mark.needs_root
+def test_run_with_a_read_only_root(cli: Cli) -> None:
+    done = cli(
+        "run", "--read-only", "-u", "root", "--", "sh", "-c", "echo x > /workspace/ok && echo x > /usr/no"
+    )
+    assert done.returncode != 0
+    assert b"Read-only" in done.stderr
+
+
+@pytest.mark.needs_root
+def test_run_shows_volumes(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("hello")
+    tmp_path.chmod(0o777)
+    inside = "cat /mnt/in/given; echo written > /mnt/out/new; echo x > /mnt/in/no"
+    done = cli("run", "-v", f"{tmp_path}:/mnt/in:ro", "-v", f"{tmp_path}:/mnt/out", "--", "sh", "-c", inside)
+    assert done.stdout == b"hello"
+    assert done.returncode != 0, "a read-only volume was written"
+    assert (tmp_path / "new").read_text() == "written\n"
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_run_as_json(cli: Cli, level: str) -> None:
+    done = cli(
+        "run", "--json", "--level", level, "--", "sh", "-c", "cat; printf '\\377' >&2; exit 4", stdin=b"hi"
+    )
+    found = json.loads(done.stdout)
+    assert done.returncode == found["exit_code"] == 4
+    assert found["stdout"] == {"data": "hi", "encoding": "utf-8"}
+    assert found["stderr"] == {"data": "/w==", "encoding": "base64"}
+    assert set(found) == {
+        "id", "exit_code", "signal", "timed_out", "oom", "duration", "stdout", "stderr", "truncated", "dropped"
+    }  # fmt: skip
+
+
+@pytest.mark.needs_root
+def test_a_reader_that_leaves_ends_the_run(cli: Cli) -> None:
+    with cli.start("run", "--", "yes") as process:
+        assert process.stdout is not None
+        assert process.stdout.read(4) == b"y\ny\n"
+        process.stdout.close()
+        assert process.wait(PATIENCE) == 141
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+# --- run: signals
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_signals_go_to_the_command(cli: Cli, level: str) -> None:
+    script = "trap 'echo got; exit 9' TERM; echo ready; while :; do sleep 0.05; done"
+    with cli.start("run", "--level", level, "--", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), b"ready")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 9
+        assert process.stdout.read() == b"got\n"
+
+
+@pytest.mark.needs_root
+def test_a_command_that_ignores_three_interrupts_is_killed(cli: Cli) -> None:
+    with cli.start("run", "--", "sh", "-c", "trap '' INT; echo ready; sleep 100; sleep 100") as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), b"ready")
+        for _ in range(3):
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        assert process.wait(PATIENCE) == 137
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("delay", [0.5, 0.8, 1.1])
+def test_an_interrupt_at_any_time_leaves_nothing(cli: Cli, delay: float) -> None:
+    with cli.start("run", "--", "sleep", "100") as process:
+        time.sleep(delay)  # may fall before, during or after the creation: the census is the test
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) in (130, -signal.SIGINT)
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read() or process.returncode == -signal.SIGINT
+
+
+@pytest.mark.needs_root
+def test_what_a_killed_run_left_is_collected(cli: Cli) -> None:
+    with cli.start("run", "--", "sh", "-c", "echo ready; sleep 100") as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), b"ready")
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 10
+    while "removed" not in (said := cli.ok("gc")):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.1)
+
+
+# --- run: a terminal
+
+
+class Terminal:
+    """A terminal of ours with `dsec` on it."""
+
+    def __init__(self, cli: Cli, arguments: Sequence[str], rows: int = 33, cols: int = 101) -> None:
+        self.ours, self.theirs = os.openpty()
+        self.resize(rows, cols)
+        self.before = termios.tcgetattr(self.theirs)
+        self.process = subprocess.Popen(
+            [
+                "setsid",
+                "--ctty",
+                DSEC,
+                *arguments,
+            ],  # a session whose terminal it is: who resizes it signals us
+            env=cli.env,
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+        )
+
+    def resize(self, rows: int, cols: int) -> None:
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
+
+    def type(self, text: bytes) -> None:
+        os.write(self.ours, text)
+
+    def until(self, wanted: bytes) -> bytes:
+        return read_until(self.ours, wanted)
+
+    def restored(self) -> bool:
+        return termios.tcgetattr(self.theirs) == self.before
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+@contextlib.contextmanager
+def terminal(cli: Cli, *arguments: str) -> Iterator[Terminal]:
+    found = Terminal(cli, arguments)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_terminal_on_both_sides_is_passed_on(cli: Cli, level: str) -> None:
+    with terminal(cli, "run", "--level", level, "-e", "PS1=$ ", "--", "sh") as term:
+        term.until(b"$ ")
+        assert not term.restored(), "it is raw while the command runs"
+        term.type(b"stty size; test -t 0 && test -t 1 && echo TT''Y\r")
+        assert b"33 101\r\n" in term.until(b"TTY\r\n")
+        term.resize(40, 120)
+        time.sleep(0.2)
+        term.type(b"stty size; echo DO''NE\r")
+        assert b"40 120\r\n" in term.until(b"DONE\r\n")
+        term.type(b"sleep 100\r")
+        term.until(b"sleep 100")
+        time.sleep(0.3)
+        term.type(b"\x03")  # the interrupt key ends the command inside, not us
+        term.type(b"echo AL''IVE; exit 7\r")
+        term.until(b"ALIVE")
+        assert term.process.wait(PATIENCE) == 7
+        assert term.restored()
+
+
+@pytest.mark.needs_root
+def test_a_terminal_is_put_back_when_we_are_ended(cli: Cli) -> None:
+    with terminal(cli, "run", "--", "sh", "-c", "echo ready; exec sleep 100") as term:
+        term.until(b"ready")
+        assert not term.restored()
+        term.process.send_signal(signal.SIGTERM)
+        assert term.process.wait(PATIENCE) == 143
+        assert term.restored()
+
+
+@pytest.mark.needs_root
+def test_no_terminal_when_none_is_wanted(cli: Cli) -> None:
+    with terminal(cli, "run", "--no-tty", "--", "sh", "-c", "test -t 1 || echo none") as term:
+        term.until(b"none")
+        assert term.process.wait(PATIENCE) == 0
+    assert cli("run", "--tty", "--", "sh", "-c", "test -t 0 && test -t 1").returncode == 0
+
+
+# --- lasting sandboxes
+
+
+@pytest.mark.needs_root
+def test_a_sandbox_lives_across_processes(cli: Cli) -> None:
+    name = cli.ok("create", "--ttl", "600", "--label", "a=b", "-e", "V=1").strip()
+    cli.ok("exec", name, "--", "sh", "-c", "echo $V > kept")
+    assert cli.ok("exec", name, "cat", "kept") == "1\n"
+    listed = cli.json("ls")
+    assert isinstance(listed, list)
+    assert [(one["id"], one["state"], one["labels"]) for one in listed] == [(name, "running", {"a": "b"})]
+    assert cli.ok("ls", "-q", "--label", "a=b") == f"{name}\n"
+    assert cli.ok("ls", "-q", "--label", "a=c") == ""
+    assert cli.json("rm", name) == [{"id": name, "error": None}]
+    assert name not in cli.ok("ls")
+    assert f"{name}  gone" in cli.ok("ls", "--all")
+    assert cli("rm", name).returncode == 0, "twice is no error"
+    done = cli("exec", name, "true")
+    assert done.returncode in (4, 5)
+    assert done.stderr.startswith(b"dsec: ")
+
+
+def test_a_sandbox_of_level_process_lives_across_processes(cli: Cli) -> None:
+    name = cli.ok("create", "--level", "process").strip()
+    cli.ok("exec", name, "--", "sh", "-c", "echo 1 > kept")
+    assert cli.ok("exec", name, "cat", "kept") == "1\n"
+    cli.ok("rm", name)
+
+
+@pytest.mark.needs_root
+def test_inspect_tells_figures_and_guarantees(cli: Cli, sandbox: str) -> None:
+    found = cli.json("inspect", sandbox)
+    assert isinstance(found, dict)
+    assert found["state"] == "running"
+    assert "pid_namespace" in found["flags"]
+    assert found["metrics"]["memory_bytes"] > 0
+    assert found["limits"]["memory_mib"] == 512
+    assert f"id: {sandbox}" in cli.ok("inspect", sandbox)
+
+
+@pytest.mark.needs_root
+def test_exec_passes_streams_and_codes_on(cli: Cli, sandbox: str) -> None:
+    done = cli(
+        "exec",
+        "-u",
+        "root",
+        "-w",
+        "/tmp",
+        "-e",
+        "A=1",
+        sandbox,
+        "sh",
+        "-c",
+        "cat; id -u; pwd; echo $A; exit 5",
+        stdin=b"in\n",
+    )
+    assert (done.returncode, done.stdout) == (5, b"in\n0\n/tmp\n1\n")
+    assert cli("exec", "--timeout", "0.2", sandbox, "sleep", "9").returncode == 124
+
+
+@pytest.mark.needs_root
+def test_a_shell_with_and_without_a_terminal(cli: Cli, sandbox: str) -> None:
+    assert cli.ok("shell", sandbox, stdin=b"echo $((6*7))\n") == "42\n"
+    with terminal(cli, "shell", sandbox) as term:
+        term.until(b"$ ")
+        term.type(b"exit 3\r")
+        assert term.process.wait(PATIENCE) == 3
+        assert term.restored()
+
+
+@pytest.mark.needs_root
+def test_a_command_left_running_is_listed(cli: Cli, sandbox: str) -> None:
+    name = cli.ok("exec", "-d", sandbox, "--", "sleep", "100").strip()
+    listed = cli.json("ps")
+    assert isinstance(listed, list)
+    assert [(one["id"], one["running"], one["argv"]) for one in listed] == [(name, True, ["sleep", "100"])]
+    assert listed[0]["pid"] > 1
+    cli.ok("exec", sandbox, "true")
+    ended = cli.json("ps", "-a", sandbox)
+    assert isinstance(ended, list)
+    assert [one["exit_code"] for one in ended] == [None, 0]
+    assert cli.json("ps", "--problems") == []
+
+
+@pytest.mark.needs_root
+def test_pause_and_resume(cli: Cli, sandbox: str) -> None:
+    cli.ok("pause", sandbox)
+    assert f"{sandbox}  paused" in cli.ok("ls")
+    done = cli("exec", sandbox, "true")
+    assert done.returncode == 5
+    cli.ok("resume", sandbox)
+    cli.ok("exec", sandbox, "true")
+
+
+@pytest.mark.needs_root
+def test_two_commands_at_once_take_turns(cli: Cli, sandbox: str) -> None:
+    with cli.start("exec", sandbox, "--", "sh", "-c", "echo ready; cat", stdin=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        read_until(first.stdout.fileno(), b"ready")
+        assert f"{sandbox}  running" in cli.ok("ls"), "reading does not wait"
+        assert "echo ready; cat" in cli.ok("ps")
+        assert "exec" in cli.ok("events", sandbox)
+        assert cli.ok("audit", "verify") == "sound\n"
+        with cli.start("exec", sandbox, "echo", "second") as second:
+            time.sleep(0.5)
+            assert second.poll() is None, "there is one engine, and another command has it"
+            assert first.communicate(b"end\n", timeout=PATIENCE)[0].endswith(b"end\n")
+            assert second.communicate(timeout=PATIENCE)[0] == b"second\n"
+
+
+@pytest.mark.needs_root
+def test_who_waits_too_long_is_told(cli: Cli, sandbox: str) -> None:
+    with cli.start("exec", sandbox, "--", "sh", "-c", "echo ready; cat", stdin=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        read_until(first.stdout.fileno(), b"ready")
+        done = cli("exec", sandbox, "true")
+        assert done.returncode == 75
+        assert b"another command" in done.stderr
+        first.communicate(b"", timeout=PATIENCE)
+
+
+@pytest.mark.needs_root
+def test_events_are_followed_until_the_end(cli: Cli) -> None:
+    name = cli.ok("create").strip()
+    with cli.start("events", "--follow", "--json", name) as follower:
+        assert follower.stdout is not None
+        cli.ok("exec", name, "true")
+        cli.ok("rm", name)
+        out, _ = follower.communicate(timeout=PATIENCE)
+        assert follower.returncode == 0
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [one["seq"] for one in records] == list(range(1, len(records) + 1))
+    acts = [one["act"] for one in records]
+    assert acts[0] == "sandbox.create"
+    assert "exec" in acts
+    assert records[-1]["phase"] == "result"
+    later = cli.ok("events", "--after", str(len(records) - 1), name)
+    assert len(later.splitlines()) == 1
+
+
+# --- cp
+
+
+@pytest.mark.needs_root
+def test_copies_go_both_ways(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "a").write_bytes(b"one")
+    (tree / "sub" / "b").write_bytes(os.urandom(300_000))
+    (tree / "link").symlink_to("a")
+    cli.ok("cp", str(tree), f"{sandbox}:/workspace")
+    assert cli.ok("exec", sandbox, "cat", "tree/a", "tree/link") == "oneone"
+    cli.ok("cp", str(tree / "a"), f"{sandbox}:/workspace/renamed")
+    cli.ok("cp", str(tree / "a"), f"{sandbox}:new/dir/")
+    assert cli.ok("exec", sandbox, "cat", "renamed", "new/dir/a") == "oneone"
+    cli.ok("cp", f"{sandbox}:/workspace/tree", str(tmp_path / "back"))
+    assert (tmp_path / "back" / "sub" / "b").read_bytes() == (tree / "sub" / "b").read_bytes()
+    assert os.readlink(tmp_path / "back" / "link") == "a"
+    cli.ok("cp", f"{sandbox}:tree/a", str(tmp_path))
+    assert (tmp_path / "a").read_bytes() == b"one"
+
+
+@pytest.mark.needs_root
+def test_archives_go_both_ways(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x" * 100_000)
+    archive = subprocess.run(["tar", "c", "-C", tmp_path, "f"], capture_output=True, check=True).stdout
+    cli.ok("cp", "-", f"{sandbox}:in", stdin=archive)
+    done = cli("cp", f"{sandbox}:in", "-")
+    assert done.returncode == 0
+    out = subprocess.run(
+        ["tar", "x", "-O", "-f", "-"], input=done.stdout, capture_output=True, check=True
+    ).stdout
+    assert out == b"x" * 100_000
+
+
+@pytest.mark.needs_root
+def test_copies_that_cannot_be(cli: Cli, sandbox: str, tmp_path: Path) -> None:
+    assert cli("cp", f"{sandbox}:missing", str(tmp_path)).returncode == 4
+    assert cli("cp", f"{sandbox}:/root/x", str(tmp_path)).returncode == 77
+    assert cli("cp", str(tmp_path / "missing"), f"{sandbox}:x").returncode in (2, 4)
+    assert cli("cp", "a", "b").returncode == 2
+    assert cli("cp", f"{sandbox}:a", f"{sandbox}:b").returncode == 2
+    assert cli("cp", f"{sandbox}:", str(tmp_path)).returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- audit
+
+
+@pytest.mark.needs_root
+def test_a_changed_and_a_cut_journal_are_found(cli: Cli, tmp_path: Path) -> None:
+    name = cli.ok("create").strip()
+    cli.ok("exec", name, "true")
+    cli.ok("rm", name)
+    assert cli.ok("audit", "verify") == "sound\n"
+    assert cli.json("audit", "verify") == {"sound": True, "findings": []}
+    lines = [json.loads(line) for line in cli.ok("audit", "log", name, "--json").splitlines()]
+    assert lines[0]["act"] == "sandbox.create"
+    for place, change in enumerate(
+        (
+            "UPDATE record SET act = 'other' WHERE seq = 2",
+            "DELETE FROM record WHERE seq = (SELECT max(seq) FROM record r WHERE r.chain = record.chain)",
+        )
+    ):
+        copy = Cli(tmp_path / str(place))
+        for part in ("journal", "keys"):
+            shutil.copytree(cli.home / "engine" / part, copy.home / "engine" / part)
+        with contextlib.closing(sqlite3.connect(copy.home / "engine" / "journal" / "journal.db")) as database:
+            chain = "(SELECT number FROM chain WHERE name = ?)"
+            database.execute(f"{change} AND chain = {chain}", (name,))
+            database.commit()
+        done = copy("audit", "verify")
+        assert done.returncode == 1
+        assert f"{name} record {2 if place == 0 else len(lines)}".encode() in done.stdout, done.stdout
+        assert b"tail was cut" in done.stdout or place == 0
+
+
+# --- machine
+
+
+def test_doctor_tells_every_layer(cli: Cli) -> None:
+    found = cli.json("doctor")
+    assert isinstance(found, dict)
+    names = {one["name"] for one in found["layers"]}
+    assert {
+        "user namespace",
+        "landlock",
+        "seccomp",
+        "overlayfs",
+        "idmapped mounts",
+        "disk quota",
+        "base system",
+    } <= names
+    for layer in found["layers"]:
+        assert layer["status"] in ("active", "degraded", "unavailable")
+        assert layer["status"] == "active" or layer["detail"]
+    levels = {one["level"]: one for one in found["levels"]}
+    assert set(levels) == {"process", "container"}
+    for one in levels.values():
+        assert one["flags"] if one["available"] else one["reason"]
+        assert not set(one["flags"]) & set(one["missing"])
+    if os.geteuid() == 0:
+        assert levels["container"]["available"], levels["container"]["reason"]
+
+
+def test_doctor_for_people(cli: Cli) -> None:
+    said = cli.ok("doctor")
+    assert "  landlock " in said
+    assert "Levels" in said
+
+
+def test_bench_measures(cli: Cli) -> None:
+    found = json.loads(cli.ok("bench", "-n", "3", "--level", "process", "--json"))
+    assert [one["count"] for one in found["results"]] == [3] * len(found["results"])
+    assert all(0 < one["p50_ms"] <= one["max_ms"] for one in found["results"])
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run"], 2, "CMD"),
+        (["run", "--"], 2, ""),
+        (["nosuch"], 2, "nosuch"),
+        (["run", "--nosuch", "--", "true"], 2, "--nosuch"),
+        (["run", "--level", "vm", "--", "true"], 2, "choose one of"),
+        (["run", "--memory", "1", "--", "true"], 2, "limits.memory_mib"),
+        (["run", "--memory", "x", "--", "true"], 2, "--memory"),
+        (["run", "--timeout", "-1", "--", "true"], 2, "timeout"),
+        (["run", "-e", "x", "--", "true"], 2, "NAME=VALUE"),
+        (["run", "-v", "x", "--", "true"], 2, "SOURCE:TARGET"),
+        (["run", "-t", "nosuch", "--", "true"], 4, "no template"),
+        (["run", "--net", "host", "--", "true"], 69, "no network"),
+        (["run", "--level", "process", "-u", "root", "--", "true"], 69, "user"),
+        (["run", "--level", "process", "-v", "/usr:/x", "--", "true"], 69, "volumes"),
+        (["create", "--ttl", "-1"], 2, "ttl"),
+        (["ls", "--state", "odd"], 2, "choose from"),
+        (["rm"], 2, "--all"),
+        (["rm", "sb-x"], 2, "not a sandbox id"),
+        (["inspect", "x"], 2, "not a sandbox id"),
+        (["exec", new_sandbox_id(), "true"], 4, "there is no sandbox"),
+        (["shell", new_sandbox_id()], 4, "there is no sandbox"),
+        (["inspect", new_sandbox_id()], 4, "there is no sandbox"),
+        (["events", new_sandbox_id()], 4, "there is no sandbox"),
+        (["ps", new_sandbox_id()], 4, "there is no sandbox"),
+        (["pause", new_sandbox_id()], 4, "there is no sandbox"),
+        (["cp", "/etc/hostname", f"{new_sandbox_id()}:x"], 4, "there is no sandbox"),
+    ],
+)
+def test_errors_have_a_code_and_words(cli: Cli, arguments: list[str], code: int, words: str) -> None:
+    done = cli(*arguments)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == b""
+    assert words in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    if not done.stderr.startswith(b"Usage:"):
+        assert done.stderr.startswith(b"dsec: ")
+
+
+def test_where_there_never_was_an_engine(tmp_path: Path) -> None:
+    empty = Cli(tmp_path / "home")
+    assert empty("audit", "verify").returncode == 4
+    assert empty("events", new_sandbox_id()).returncode == 4
+    assert empty.ok("gc") == "nothing to remove\n"
+    assert not (tmp_path / "home" / "engine").exists()
+
+
+def test_errors_under_json_print_no_json(cli: Cli) -> None:
+    done = cli("inspect", new_sandbox_id(), "--json")
+    assert (done.returncode, done.stdout) == (4, b"")
+
+
+@pytest.mark.needs_root
+def test_removing_some_that_are_unknown_removes_the_others(cli: Cli) -> None:
+    name, unknown = cli.ok("create").strip(), new_sandbox_id()
+    done = cli("rm", unknown, name)
+    assert done.returncode == 4
+    assert unknown.encode() in done.stderr
+    assert name not in cli.ok("ls")
