@@ -48,7 +48,7 @@ def engine(image_store: Path) -> Iterator[Dsec]:
     """One engine, with a secret in its environment; warmed up, so that what it keeps is in no test's census."""
     os.environ[ENGINE_SECRET] = secrets.token_hex(8)
     try:
-        with Dsec(settings=Settings(images=image_store, shelf=4)) as opened:
+        with Dsec(settings=Settings(images=image_store, shelf=4, pool=0)) as opened:
             for level in Level:
                 if level is Level.CONTAINER and os.geteuid() != 0:
                     continue
