@@ -22,6 +22,7 @@ PROGRAMS = ("/_native/init", "/_native/spawner", "/native/build/init", "/native/
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _NUMBER = re.compile(r"\d+")
+_SLOT = re.compile(r"s\d+")
 _FIRST_POLL, _LAST_POLL = 0.005, 0.1  # seconds
 
 
@@ -61,7 +62,7 @@ def take(root: Path | None = None) -> Census:
     ours = _ours(table, root)
     return Census(
         processes=frozenset(str(table[pid]) for pid in ours),
-        namespaces=frozenset(_namespaces(ours)),
+        namespaces=frozenset(_namespaces({pid for pid in ours if not _is_spawner(table[pid])})),
         mounts=frozenset(_mounts(root)),
         loops=frozenset(_loops(root)),
         cgroups=frozenset(_cgroups("" if root is None else _arguments(table, ours))),
@@ -154,6 +155,11 @@ def _mentions(pid: int, root: Path) -> bool:
     return any(_link(link).startswith(wanted) for link in [*handles, Path(f"/proc/{pid}/cwd")])
 
 
+def _is_spawner(process: _Process) -> bool:
+    """It, or its helper, which goes from one new network namespace to the next: the processes are counted, that is enough."""
+    return process.exe.endswith("/spawner") or process.name in ("spawner", "dsec-kits")
+
+
 def _namespaces(pids: set[int]) -> Iterator[str]:
     """Namespaces that our processes live in; one kept by nothing but a mount is among the mounts, as nsfs."""
     for pid in pids:
@@ -210,8 +216,18 @@ def _cgroups(others: str) -> Iterator[str]:
         for folder, _, _ in os.walk(top):
             below = Path(folder).relative_to(_CGROUPS)
             name = next((part for part in below.parts if part.startswith("dsec")), "")
-            if name and name not in others:
+            if name and name not in others and not _is_spare(Path(folder)):
                 yield str(below)
+
+
+def _is_spare(folder: Path) -> bool:
+    """An empty slot that a spawner keeps for its next sandbox; what is left of a spawner shows by the directory above."""
+    if not _SLOT.fullmatch(folder.name):
+        return False
+    try:
+        return not (folder / "cgroup.procs").read_text()
+    except OSError:
+        return True  # gone meanwhile
 
 
 def _directories(root: Path | None) -> Iterator[str]:
