@@ -18,7 +18,8 @@ pytestmark = pytest.mark.needs_root
 @pytest.fixture(scope="module")
 def dsec(image_store: Path) -> Iterator[Dsec]:
     with Dsec(settings=Settings(images=image_store, pool=0)) as opened:
-        opened.sandboxes.create().destroy()  # what an engine opens once, it opens now
+        with opened.sandboxes.create() as sandbox:
+            sandbox.exec("true")  # what an engine and its loop open once, they open now
         yield opened
 
 
