@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import Series
+from dsec.errors import DsecError
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -63,7 +64,10 @@ def main(script: Script) -> None:
     script.options(parser)
     options = parser.parse_args()
     before = os.getloadavg()[0]
-    findings = script.measure(options)
+    try:
+        findings = script.measure(options)
+    except DsecError as error:
+        sys.exit(f"{parser.prog}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
     result = {
         "benchmark": script.name,
         "claim": script.claim,

@@ -8,8 +8,8 @@ from time import perf_counter_ns
 
 from benchmarks.common import TRUE, Findings, Script, main, warm_up
 from benchmarks.figures import milliseconds, ratio
+from benchmarks.lifecycles import engine
 from benchmarks.peers import BARE_TRUE, Crun, PeerFailedError, timed
-from dsec import Dsec
 
 
 def measure(options: argparse.Namespace) -> Findings:
@@ -18,7 +18,7 @@ def measure(options: argparse.Namespace) -> Findings:
     theirs: list[int] = []
     bare: list[int] = []
     with ExitStack() as stack:
-        dsec = stack.enter_context(Dsec())
+        dsec = stack.enter_context(engine())
         sandbox = stack.enter_context(dsec.sandboxes.create(level="container"))
         crun, problem = _crun(stack)
         rounds = warm_up(options.n) + options.n

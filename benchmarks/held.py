@@ -19,7 +19,7 @@ from time import perf_counter_ns
 
 from benchmarks.common import TRUE, Findings, Script, main, warm_up
 from benchmarks.figures import Series, milliseconds, quantile, ratio, series
-from benchmarks.lifecycles import Times, lifecycle
+from benchmarks.lifecycles import Times, engine, lifecycle
 from benchmarks.peers import BWRAP_TRUE, ENVIRONMENT, bwrap_problem
 from benchmarks.processes import (
     MEMORY_KINDS,
@@ -29,7 +29,6 @@ from benchmarks.processes import (
     memory_mib,
     spawners,
 )
-from dsec import Dsec
 from dsec.client.sync import Sandbox
 
 EDGE = 50
@@ -60,7 +59,7 @@ def measure(options: argparse.Namespace) -> Findings:
     held: list[Sandbox] = []
     probes = Times()
     execs: list[int] = []
-    with Dsec() as dsec:
+    with engine() as dsec:
         for _ in range(warm_up(options.n)):
             lifecycle(dsec, LEVEL, Times())
         before = _state(options.settle)

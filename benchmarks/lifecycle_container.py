@@ -10,9 +10,8 @@ import argparse
 
 from benchmarks.common import Findings, Script, main, warm_up
 from benchmarks.figures import milliseconds, ratio
-from benchmarks.lifecycles import Times, lifecycle
+from benchmarks.lifecycles import Times, engine, lifecycle
 from benchmarks.peers import BARE_TRUE, BWRAP_TRUE, bwrap_problem, timed
-from dsec import Dsec
 
 LEVEL = "container"
 
@@ -24,7 +23,7 @@ def measure(options: argparse.Namespace) -> Findings:
     bwrap: list[int] = []
     bwrap_alone: list[int] = []
     bare: list[int] = []
-    with Dsec() as dsec:
+    with engine() as dsec:
         for _ in range(warm_up(options.n)):
             lifecycle(dsec, LEVEL, Times())
             timed(BARE_TRUE if problem else BWRAP_TRUE)

@@ -9,9 +9,8 @@ import argparse
 
 from benchmarks.common import Findings, Script, main, warm_up
 from benchmarks.figures import milliseconds, ratio
-from benchmarks.lifecycles import Times, lifecycle
+from benchmarks.lifecycles import Times, engine, lifecycle
 from benchmarks.peers import BARE_TRUE, BWRAP_TRUE, bwrap_problem, timed
-from dsec import Dsec
 
 LEVEL = "process"
 
@@ -22,7 +21,7 @@ def measure(options: argparse.Namespace) -> Findings:
     times = Times()
     bwrap: list[int] = []
     bare: list[int] = []
-    with Dsec() as dsec:
+    with engine() as dsec:
         for _ in range(warm_up(options.n)):
             lifecycle(dsec, LEVEL, Times())
             timed(BARE_TRUE)

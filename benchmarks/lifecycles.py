@@ -7,7 +7,8 @@ from time import perf_counter_ns
 
 from benchmarks.common import TRUE
 from benchmarks.figures import Series, milliseconds
-from dsec.client.sync import Dsec
+from dsec import Dsec
+from dsec.client import sync
 
 
 @dataclass(slots=True)
@@ -29,7 +30,12 @@ class Times:
         )
 
 
-def lifecycle(dsec: Dsec, level: str, times: Times) -> None:
+def engine(*, pool: int = 0) -> sync.Dsec:
+    """A private engine with its defaults, but without ready sandboxes unless asked for: creating is creating."""
+    return Dsec(pool=pool)
+
+
+def lifecycle(dsec: sync.Dsec, level: str, times: Times) -> None:
     """Create, exec ``/bin/true``, destroy."""
     begun = perf_counter_ns()
     sandbox = dsec.sandboxes.create(level=level)

@@ -9,8 +9,8 @@ from time import perf_counter_ns
 
 from benchmarks.common import TRUE, Findings, Script, main, warm_up
 from benchmarks.figures import milliseconds, ratio
+from benchmarks.lifecycles import engine
 from benchmarks.peers import Crun, PeerFailedError
-from dsec import Dsec
 from dsec.client.sync import Sandbox
 
 
@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace) -> Findings:
     theirs: list[int] = []
     problem = ""
     with ExitStack() as stack:
-        dsec = stack.enter_context(Dsec())
+        dsec = stack.enter_context(engine())
         sandbox = stack.enter_context(dsec.sandboxes.create(level="container"))
         crun: Crun | None = None
         try:

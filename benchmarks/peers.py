@@ -67,8 +67,8 @@ class Crun:
     def __init__(self) -> None:
         if not os.access(CRUN, os.X_OK):
             raise PeerFailedError(f"{CRUN} is not installed")
-        self._home = Path(tempfile.mkdtemp(prefix="dsec-bench-crun-"))
         self._server = self._serve()
+        self._home = Path(tempfile.mkdtemp(prefix="dsec-bench-crun-"))
         try:
             _bundle(self._home)
             self.run("run", "--detach", "--bundle", str(self._home), CONTAINER)

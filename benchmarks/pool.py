@@ -1,37 +1,28 @@
-"""With a pool of ready sandboxes: claim one and exec ``/bin/true`` in it.
+"""With ready sandboxes: claim one and exec ``/bin/true`` in it.
 
-Between two claims the pool has time to become full again (``--pause``); without a pause it runs dry, and what is then
-measured is creation.
+Between two claims the pool has time to become full again (``--pause``). Without a pause it runs dry, and creating is
+partly waited for: that is measured too, as whole lifecycles back to back.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import fields
 from time import perf_counter_ns
-from typing import Any
 
 from benchmarks.common import TRUE, Findings, Script, main, warm_up
 from benchmarks.figures import milliseconds
-from benchmarks.lifecycles import Times, lifecycle
-from dsec import Dsec, Settings
+from benchmarks.lifecycles import Times, engine, lifecycle
+from dsec import Settings
 
 LEVEL = "container"
-FIELD = "pool"
-READY = 8
 
 
 def measure(options: argparse.Namespace) -> Findings:
-    """Claim, exec, destroy, wait."""
-    if FIELD not in {field.name for field in fields(Settings)}:
-        return Findings(
-            samples=0, series=(), figures={}, unavailable={"pool": "Settings has no pool in this version"}
-        )
-    settings: dict[str, Any] = {FIELD: options.ready}
-    times = Times()
+    """Claim, exec, destroy, wait; then without waiting."""
+    times, dry = Times(), Times()
     both: list[int] = []
-    with Dsec(settings=Settings(**settings)) as dsec:
+    with engine(pool=options.ready) as dsec:
         for _ in range(warm_up(options.n)):
             lifecycle(dsec, LEVEL, Times())
         for _ in range(options.n):
@@ -47,15 +38,21 @@ def measure(options: argparse.Namespace) -> Findings:
             times.create.append(claimed - begun)
             times.exec.append(ran - claimed)
             both.append(ran - begun)
+        for _ in range(options.n):
+            lifecycle(dsec, LEVEL, dry)
     line = milliseconds("claim + exec /bin/true", both)
-    parts = (milliseconds("  claim", times.create), milliseconds("  exec /bin/true", times.exec))
-    return Findings(
-        samples=options.n, series=(line, *parts), figures={"p50_ms": line.p50, "p99_ms": line.p99}
+    lines = (
+        line,
+        milliseconds("  claim", times.create),
+        milliseconds("  exec /bin/true", times.exec),
+        *dry.lines("back to back, the pool never full"),
     )
+    return Findings(samples=options.n, series=lines, figures={"p50_ms": line.p50, "p99_ms": line.p99})
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ready", type=int, default=READY, help=f"sandboxes kept ready (default {READY})")
+    ready = Settings().pool or 2
+    parser.add_argument("--ready", type=int, default=ready, help=f"sandboxes kept ready (default {ready})")
     parser.add_argument(
         "--pause", type=float, default=0.02, metavar="SECONDS", help="before each claim (default 0.02)"
     )

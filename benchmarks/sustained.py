@@ -18,10 +18,9 @@ from time import perf_counter_ns
 
 from benchmarks.common import ROOT, Findings, Script, main
 from benchmarks.figures import NS_PER_MS, quantile, ratio, series, thirds
-from benchmarks.lifecycles import Times, lifecycle
+from benchmarks.lifecycles import Times, engine, lifecycle
 from benchmarks.peers import BWRAP_TRUE, bwrap_problem, timed
 from benchmarks.processes import Footprint, footprint
-from dsec import Dsec
 from dsec.client import sync
 
 WORKERS = 2
@@ -46,7 +45,7 @@ class Block:
 
 def work() -> None:
     """A worker: each line ``KIND SECONDS`` is answered with a block."""
-    with Dsec() as dsec:
+    with engine() as dsec:
         for line in sys.stdin:
             kind, seconds = line.split()
             block = _block(dsec, kind, float(seconds))

@@ -23,9 +23,10 @@ from typing import Final
 
 from benchmarks.common import ROOT, Findings, Script, main
 from benchmarks.figures import Series, ratio, series
+from benchmarks.lifecycles import engine
 from benchmarks.peers import BWRAP_TRUE, ENVIRONMENT, bwrap_problem
 from benchmarks.processes import MIB, forget_peak, status_mib
-from dsec import Dsec, Limits
+from dsec import Limits
 from dsec.client.sync import Sandbox
 
 PIECE: Final = MIB
@@ -192,7 +193,7 @@ def part(name: str, source: Path, target: Path) -> dict[str, object]:
         return _told(took, digest, before)
     size_mib = source.stat().st_size // MIB
     limits = Limits(disk_mib=size_mib * 2 + 64, output_bytes=OUTPUT_BYTES)
-    with Dsec() as dsec, dsec.sandboxes.create(level="container", limits=limits) as sandbox:
+    with engine() as dsec, dsec.sandboxes.create(level="container", limits=limits) as sandbox:
         sandbox.exec(["true"])
         before = forget_peak()
         took, digest = OURS[name](sandbox, source, target)
