@@ -9,7 +9,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-GENERATORS: tuple[tuple[str, ...], ...] = (("scripts/seccomp_tables.py",), ("scripts/sync_client.py",))
+GENERATORS: tuple[tuple[str, ...], ...] = (
+    ("scripts/seccomp_tables.py",),
+    ("scripts/sync_client.py",),
+    ("scripts/cli_reference.py",),
+)
 
 
 def main() -> int:

@@ -35,8 +35,9 @@ def run(
 ) -> None:
     """Run one command in a sandbox of its own.
 
-    The sandbox is destroyed when the command ends. Its exit code is ours: 128 + n when signal n ended it, 124 when its time was up. Standard input is passed on unless it
-    is a terminal; with a terminal on both sides the command gets one too. Signals are passed on.
+    The sandbox is destroyed when the command ends. Its exit code is ours: 128 + n when signal n ended it, 124 when its time
+    was up. Standard input is passed on unless it is a terminal; with a terminal on both sides the command gets one too.
+    Signals are passed on.
 
     Examples:
 

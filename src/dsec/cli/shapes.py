@@ -1,0 +1,120 @@
+"""What ``--json`` prints: the keys of every document and what they mean. Keys are added, never renamed or removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One kind of document. ``form``: how it is arranged; ``keys``: of each object, and what they mean."""
+
+    form: str
+    keys: dict[str, str]
+
+
+RESULT: Final = {
+    "id": "exec id",
+    "exit_code": "of the command; 128 + signal when one ended it",
+    "signal": "that ended it, or 0",
+    "timed_out": "its time was up",
+    "oom": "a process was killed for memory",
+    "duration": "seconds",
+    "stdout": "`{data, encoding}`; encoding is `utf-8`, or `base64` where it is not text",
+    "stderr": "the same",
+    "truncated": "more was written than is kept",
+    "dropped": "bytes that were not kept",
+}
+SANDBOX: Final = {
+    "id": "sandbox id",
+    "state": "`pending` `running` `paused` `stopping` `gone` `failed` `lost`",
+    "level": "`container` or `process`",
+    "base": "image it stands on",
+    "flags": "what its level guarantees here",
+    "created_at": "seconds since the epoch",
+    "expires_at": "the same, 0 = never",
+    "ended_at": "the same, 0 = not yet",
+    "reason": "why it ended, or empty",
+    "session_id": "SESSION_ID inside",
+    "workdir": "where commands run",
+    "limits": "`cpu_millis`, `memory_mib`, `pids`, `disk_mib`, `open_files`, `output_bytes`",
+    "idle": "seconds without use until it ends, 0 = never",
+    "read_only": "root file system",
+    "volumes": "list of `{source, target, read_only}`",
+    "env": "variables of every command",
+    "labels": "yours",
+}
+METRICS: Final = {
+    "metrics": "null when it does not run, or another command has the engine; else `cpu_seconds`, `memory_bytes`, "
+    "`memory_peak_bytes`, `disk_bytes`, `pids`, `oom_kills`, each -1 where the level cannot tell"
+}
+EXEC: Final = {
+    "id": "exec id",
+    "sandbox": "its sandbox",
+    "pid": "inside the sandbox, 0 = unknown",
+    "argv": "program and arguments",
+    "started_at": "seconds since the epoch",
+    "running": "it has not ended",
+    "exit_code": "null while it runs",
+    "signal": "the same",
+    "cause": "`itself`, `timeout` or `killed`; null while it runs",
+}
+RECORD: Final = {
+    "chain": "sandbox id, or `engine`",
+    "seq": "number within its chain, from 1",
+    "at": "seconds since the epoch",
+    "act": "such as `exec`",
+    "phase": "`intent`, `result` or `note`",
+    "ref": "ties a result to its intent",
+    "actor": "who acted",
+    "payload": "facts",
+    "digest": "chains over the record before",
+}
+PROBLEM: Final = {
+    "sandbox": "whose",
+    "what": "is left",
+    "since": "seconds since the epoch",
+    "attempts": "so far",
+    "error": "of the last one",
+}
+TRANSFER: Final = {
+    "entries": "files, directories and links that were copied",
+    "bytes": "of content",
+    "skipped": "list of `[path, reason]`, at most 1,000",
+    "skipped_count": "all that were left out",
+}
+DONE: Final = {"id": "sandbox id", "error": "null, or `{code, message}`"}
+LEFT: Final = {"id": "exec id", "sandbox": "sandbox id", "pid": "inside"}
+REPORT: Final = {
+    "kernel": "version",
+    "layers": "list of `{name, status, detail, hint}`; status is `active`, `degraded` or `unavailable`",
+    "levels": "list of `{level, available, reason, hint, flags, missing, seconds}`",
+}
+COLLECTED: Final = {"removed": "paths", "problems": "as `ps --problems`"}
+MEASURED: Final = {
+    "level": "that was measured",
+    "machine": "`kernel`, `cpus`",
+    "results": "list of `{what, count, p50_ms, p90_ms, p99_ms, max_ms}`",
+}
+FINDINGS: Final = {"sound": "nothing is wrong", "findings": "list of `{chain, seq, problem}`"}
+
+SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
+    "run": (Shape("an object", RESULT),),
+    "create": (Shape("an object", SANDBOX),),
+    "ls": (Shape("a list of objects", SANDBOX),),
+    "exec": (Shape("an object", RESULT), Shape("with `--detach` an object", LEFT)),
+    "cp": (Shape("an object", TRANSFER),),
+    "pause": (Shape("a list of objects", DONE),),
+    "resume": (Shape("a list of objects", DONE),),
+    "rm": (Shape("a list of objects", DONE),),
+    "inspect": (Shape("an object", {**SANDBOX, **METRICS}),),
+    "events": (Shape("an object a line", RECORD),),
+    "ps": (Shape("a list of objects", EXEC), Shape("with `--problems` a list of objects", PROBLEM)),
+    "doctor": (Shape("an object", REPORT),),
+    "gc": (Shape("an object", COLLECTED),),
+    "bench": (Shape("an object", MEASURED),),
+    "audit verify": (Shape("an object", FINDINGS),),
+    "audit log": (Shape("an object a line", RECORD),),
+}
+"""By command."""
