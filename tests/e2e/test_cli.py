@@ -201,6 +201,26 @@ def test_a_reader_that_leaves_ends_the_run(cli: Cli) -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_are_no_harm(cli: Cli, level: str, closed: str, tmp_path: Path) -> None:
+    inside = "read x; echo out; echo err >&2; exit 6"
+    script = f'"$0" run --level {level} -- sh -c "{inside}" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", script, DSEC], env=cli.env, capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 6, done.stderr
+    assert done.stdout == (b"" if "1>" in closed else b"out\n")
+
+
+@pytest.mark.needs_root
+def test_a_full_disk_below_our_output(cli: Cli) -> None:
+    with open("/dev/full", "wb") as full, cli.start("run", "--", "echo", "hi", stdout=full) as process:
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert err == b"dsec: No space left on device\n"
+
+
 # --- run: signals
 
 

@@ -6,6 +6,7 @@ Only the module of the command that is named is loaded; the others stand in with
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -106,8 +107,22 @@ def _stand_in() -> None:
     raise RuntimeError("a command that is run is loaded first")
 
 
+def _have_streams() -> None:
+    """Where a standard stream is closed, the next file that is opened would take its place: put nothing there."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # it takes the lowest number that is free
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - ours until the end
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave."""
+    _have_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     switches = Switches()
     logging.basicConfig(format="dsec: %(message)s", level=logging.WARNING)
@@ -118,6 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         complain_of(error)
         sys.exit(exit_code(error.code))
+    except OSError as error:  # of our own streams, or of a local file
+        if switches.debug:
+            raise
+        complain(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        sys.exit(OTHER)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

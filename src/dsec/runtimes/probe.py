@@ -124,7 +124,11 @@ def overlay() -> Layer:
 def _mount_overlay(directory: str) -> None:
     libc = _libc()
     flags = _CLONE_NEWNS | (0 if os.geteuid() == 0 else _CLONE_NEWUSER)
+    uid, gid = os.geteuid(), os.getegid()
     _step("unshare", libc.unshare(ctypes.c_int(flags)))
+    if uid != 0:  # without a mapping nothing can be made in the new namespace
+        for file, line in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            Path("/proc/self", file).write_text(line)
     at = directory.encode()
     _step("private mounts", libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None))
     _step("tmpfs", libc.mount(b"tmpfs", at, b"tmpfs", ctypes.c_ulong(0), None))
@@ -346,7 +350,9 @@ def in_child(trial: Callable[[], None]) -> str:
         os.close(read_end)
         try:
             trial()
-        except (OSError, _Failed) as error:
+        except OSError as error:
+            os.write(write_end, f"{error.filename or 'kernel'}: {error.strerror}".encode())
+        except _Failed as error:
             os.write(write_end, str(error).encode())
         finally:
             os._exit(0)
