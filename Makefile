@@ -10,7 +10,7 @@ STAMPS := $(VENV)/.setup
 NATIVE := src/dsec/_native
 PYTEST_ARGS ?=
 
-.PHONY: setup programs check test bench clean
+.PHONY: setup programs demo check test bench clean
 
 setup: $(STAMPS)/dev programs
 
@@ -41,6 +41,10 @@ programs: $(STAMPS)/project
 	  install -m 0755 native/build/$$program $(NATIVE)/.$$program.new; \
 	  mv $(NATIVE)/.$$program.new $(NATIVE)/$$program; \
 	done
+
+# Every level that this machine can have, at work and under attack.
+demo: programs
+	$(BIN)/python examples/demo.py
 
 check: setup
 	$(BIN)/ruff format --check .
