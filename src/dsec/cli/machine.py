@@ -11,12 +11,12 @@ import typer
 
 from dsec.cli import options as opt
 from dsec.cli.output import printable, put, put_json, put_table
-from dsec.cli.session import Signals, conduct, engine_home
+from dsec.cli.session import Signals, conduct, engine_home, private
 from dsec.client.aio import AsyncDsec as Client
 from dsec.client.aio import AsyncSandbox
 from dsec.model.health import Layer, Report, Verdict
 from dsec.model.sandbox import Flag
-from dsec.wiring import AsyncDsec, collect, examine
+from dsec.wiring import collect, examine
 
 app = typer.Typer()
 
@@ -103,6 +103,7 @@ def gc(as_json: opt.AsJson = False) -> None:
 def bench(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=100_000, help="How often each.")] = 100,
     level: opt.LevelName = "container",
+    pool: Annotated[int, typer.Option("--pool", min=0, max=64, help="Ready sandboxes kept meanwhile.")] = 0,
     as_json: opt.AsJson = False,
 ) -> None:
     """Measure creating, executing and destroying here, through the SDK, one at a time.
@@ -116,12 +117,12 @@ def bench(
 
     async def work(signals: Signals) -> int:
         del signals
-        async with AsyncDsec() as engine:
+        async with private(pool) as engine:
             found = await _measured(engine, level, count)
         rows = [_figures(name, times) for name, times in found]
         if as_json:
             machine = {"kernel": os.uname().release, "cpus": os.cpu_count()}
-            put_json({"level": level, "machine": machine, "results": rows})
+            put_json({"level": level, "pool": pool, "machine": machine, "results": rows})
         else:
             cells = [(str(row["what"]), *(f"{row[key]:.2f}" for key in _COLUMNS)) for row in rows]
             put_table(("MILLISECONDS", "P50", "P90", "P99", "MAX"), cells)

@@ -7,8 +7,7 @@ import typer
 from dsec.cli import options as opt
 from dsec.cli.attend import attend
 from dsec.cli.execs import report
-from dsec.cli.session import Signals, conduct
-from dsec.wiring import AsyncDsec
+from dsec.cli.session import Signals, conduct, private
 
 app = typer.Typer()
 
@@ -60,7 +59,7 @@ def run(
     )
 
     async def work(signals: Signals) -> int:
-        async with AsyncDsec() as engine:
+        async with private() as engine:
             sandbox = await engine.sandboxes.create(
                 template, level=level, limits=limits, read_only=read_only, volumes=volume or ()
             )

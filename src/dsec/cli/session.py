@@ -93,10 +93,15 @@ def engine_home() -> Path:
     return default_home() / "engine"
 
 
+def private(pool: int = 0) -> Client:
+    """An engine whose sandboxes end with it: one at a time, so that nothing is made ahead unless asked for."""
+    return AsyncDsec(settings=Settings(shelf=1 + pool, pool=pool))
+
+
 @contextlib.asynccontextmanager
 async def durable(wait: float = WAIT) -> AsyncIterator[Client]:
     """The engine of lasting sandboxes.  Raises: Busy: another command has had it for ``wait`` seconds."""
-    client = AsyncDsec(engine_home(), settings=Settings(wait=wait))
+    client = AsyncDsec(engine_home(), settings=Settings(wait=wait, shelf=1, pool=0))
     try:
         await client.open()
     except Conflict as error:

@@ -94,6 +94,7 @@ REPORT: Final = {
 COLLECTED: Final = {"removed": "paths", "problems": "as `ps --problems`"}
 MEASURED: Final = {
     "level": "that was measured",
+    "pool": "ready sandboxes that were kept",
     "machine": "`kernel`, `cpus`",
     "results": "list of `{what, count, p50_ms, p90_ms, p99_ms, max_ms}`",
 }
