@@ -240,7 +240,7 @@ class Attacks:
         refused: list[str] = []
         for user in users:
             got, errors = self.attack("read", *paths, user=user)
-            refused.append(errors)
+            refused += errors.split(", ")
             expect(secret not in got and not (shadow and shadow in got), "it read a secret of this machine")
         who = f" as {' and as '.join(users)}" if users[0] else ""
         return f"no private file and no /etc/shadow of this machine{who}: {', '.join(dict.fromkeys(refused))}"
@@ -336,7 +336,8 @@ def shown(engine: Dsec, report: Report, level: Level, here: Path) -> bool:
             if os.geteuid() == 0:
                 raise
             raise NotHere(f"skipped: {reason}") from reason
-        return "made, used and destroyed one sandbox"
+        first = "; the very first also builds the base image" if level is Level.CONTAINER else ""
+        return f"made, used and destroyed{first}"
 
     before = len(report.wrong)
     report.step("one sandbox", create)
@@ -348,7 +349,7 @@ def shown(engine: Dsec, report: Report, level: Level, here: Path) -> bool:
 
 def opened(engine: Dsec) -> str:
     engine.open()
-    return "a durable engine; the first one of a user also builds the base image from this machine's packages"
+    return "a durable engine, with its journal"
 
 
 def audit(home: Path) -> str:

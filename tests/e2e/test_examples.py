@@ -13,7 +13,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.needs_root
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_example(example: str, image_store: Path, tmp_path: Path) -> None:
     (tmp_path / "store").symlink_to(image_store)
