@@ -38,6 +38,7 @@ CHECKPOINTS: Final = "checkpoints.jsonl"
 MAX_DRAFTS: Final = 256
 MAX_READ: Final = 10_000
 _ARGV_BYTES: Final = 16 * 1024
+_KNOWN: Final = 16_384  # living sandboxes remembered
 _PRUNE_STEP: Final = 500
 _ENDED: Final = frozenset({State.GONE, State.FAILED})
 
@@ -56,6 +57,7 @@ class SqliteStore(Journal, Sandboxes, Execs):
         self._now = parts.now
         self._read_lock = threading.Lock()
         self._closed = False
+        self._known: dict[SandboxId, SandboxInfo] = {}
 
     @classmethod
     async def open(
@@ -114,31 +116,49 @@ class SqliteStore(Journal, Sandboxes, Execs):
         row, prepared = to_row(info), prepare(draft)
 
         def job() -> None:
-            if self._parts.db.execute(sql.GET, (info.id,)).fetchone() is not None:
+            if self._parts.db.execute(sql.ADD, row).rowcount != 1:
                 raise Conflict(f"sandbox {info.id} exists already", id=info.id)
-            self._parts.db.execute(sql.ADD, row)
             self._ledger.append(prepared)
 
         await self._writer.run(job, size=len(prepared.payload) + len(row[2]))
+        self._remember(info)
 
     async def move(
         self, sandbox: SandboxId, *, seen: State, to: State, draft: Draft, reason: str = ""
     ) -> SandboxInfo:
-        prepared, words = prepare(draft), clean_reason(reason)
+        prepared = prepare(draft)
+        change = {
+            "id": sandbox,
+            "seen": str(seen),
+            "to": str(to),
+            "ends": to in _ENDED,
+            "now": self._now(),
+            "reason": clean_reason(reason),
+        }
 
         def job() -> SandboxInfo:
-            info = self._row(sandbox)
-            if info.state is not seen:
+            row = self._parts.db.execute(sql.MOVE, change).fetchone()
+            known = self._known.get(sandbox) or self._row(sandbox)
+            if row is None:
+                known = self._row(sandbox)
                 raise Conflict(
-                    f"sandbox {sandbox} is {info.state}, not {seen}", id=sandbox, state=str(info.state)
+                    f"sandbox {sandbox} is {known.state}, not {seen}", id=sandbox, state=str(known.state)
                 )
-            ended = (info.ended_at or self._now()) if to in _ENDED else 0.0
-            info = replace(info, state=to, ended_at=ended, reason=words or info.reason)
-            self._parts.db.execute(sql.MOVE, (str(to), ended, info.reason, sandbox))
             self._ledger.append(prepared)
-            return info
+            return replace(known, state=to, expires_at=row[0], ended_at=row[1], reason=row[2])
 
-        return await self._writer.run(job, size=len(prepared.payload))
+        info = await self._writer.run(job, size=len(prepared.payload))
+        self._remember(info)
+        return info
+
+    def _remember(self, info: SandboxInfo) -> None:
+        """Of a living sandbox, what never changes: it need not be read and decoded for each of its moves."""
+        if info.state in _ENDED:
+            self._known.pop(info.id, None)
+            return
+        self._known[info.id] = info
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
 
     async def expire_at(self, sandbox: SandboxId, at: float, draft: Draft) -> SandboxInfo:
         prepared = prepare(draft)

@@ -33,10 +33,14 @@ LIST: Final = """
     FROM sandbox WHERE state IN (SELECT value FROM json_each(?)) ORDER BY created, id
 """
 ADD: Final = """
-    INSERT INTO sandbox (id, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at)
+    INSERT OR IGNORE INTO sandbox (id, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-MOVE: Final = "UPDATE sandbox SET state = ?, ended = ?, reason = ? WHERE id = ?"
+MOVE: Final = """
+    UPDATE sandbox SET state = :to, ended = CASE WHEN :ends THEN iif(ended > 0, ended, :now) ELSE 0.0 END,
+        reason = iif(:reason = '', reason, :reason)
+    WHERE id = :id AND state = :seen RETURNING expires, ended, reason
+"""
 EXPIRE: Final = "UPDATE sandbox SET expires = ? WHERE id = ?"
 PRUNE: Final = """
     DELETE FROM sandbox WHERE id IN (
