@@ -15,7 +15,7 @@ from dsec.model.execs import Command, ExecInfo, PtySize
 from dsec.model.ids import ExecId
 from dsec.ports.guest import Guest, GuestExec
 from dsec.runtimes.guest_errors import exec_error
-from dsec.runtimes.guest_exec import AttachedExec, info_of, request_of
+from dsec.runtimes.guest_exec import AttachedExec, Requests, info_of
 from dsec.runtimes.guest_files import FilesOverLink
 from dsec.runtimes.link import Bounds, Link, Unheard, call, outgoing
 from dsec.wire import guest as wire
@@ -40,6 +40,7 @@ class GuestConnection(Guest):
     def __init__(self, link: Link, welcome: wire.Welcome) -> None:
         self._link = link
         self._files = FilesOverLink(link)
+        self._requests = Requests()
         self.init_pid = welcome.pid
         self.has_pid_namespace = bool(welcome.flags & 1)
 
@@ -78,16 +79,20 @@ class GuestConnection(Guest):
         handle = AttachedExec(
             self._link, command.id, window=window, fresh=True, stdin=command.stdin, timeout=command.timeout
         )
-        return await self._start(handle, request_of(command, window), window)
+        payload = self._requests.payload(command, window)
+        return await self._start(handle, wire.Kind.EXEC, payload, window)
 
     async def attach(self, exec_id: ExecId, *, stdout: int = 0, stderr: int = 0) -> GuestExec:
         """Listen again from these offsets."""
         window = self._link.grant()
         handle = AttachedExec(self._link, exec_id, window=window, fresh=False)
-        return await self._start(handle, wire.Attach(exec_id.encode(), stdout, stderr, window), window)
+        payload = outgoing(wire.Attach(exec_id.encode(), stdout, stderr, window))
+        return await self._start(handle, wire.Kind.ATTACH, payload, window)
 
-    async def _start(self, handle: AttachedExec, message: wire.Message, window: int) -> GuestExec:
-        await self._link.start(handle, message, window=window)
+    async def _start(self, handle: AttachedExec, kind: int, payload: bytes, window: int) -> GuestExec:
+        if self._link.held:
+            await self._link.drain()
+        self._link.begin(handle, kind, payload, window=window)
         try:
             await handle.started
         except BaseException:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import math
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 from dsec.errors import BadRequest, Conflict, DsecError, ProtocolError, UnknownOutcome
@@ -21,37 +21,60 @@ _STREAMS: Final = {1: Stream.STDOUT, 2: Stream.STDERR}
 _NOT_EXECUTABLE: Final = 126
 _NOT_FOUND: Final = 127
 _CAUSES: Final = (Cause.ITSELF, Cause.TIMEOUT, Cause.KILLED)
+_KEPT_ENV: Final = 4096  # bytes
+_DATA: Final = int(wire.Kind.DATA)
+_CREDIT: Final = int(wire.Kind.CREDIT)
 
 
-def request_of(command: Command, credit: int) -> wire.Exec:
-    """The EXEC of a command.  Raises: BadRequest."""
-    if not command.argv:
-        raise BadRequest("argv: is empty", hint="give a program and its arguments")
-    for name in command.env:
-        if not name or "=" in name:
-            raise BadRequest(f"env: {name!r} is not a name without '='")
-    try:
-        env = tuple(os.fsencode(f"{name}={value}") for name, value in command.env.items())
-        identifier, cwd = command.id.encode(), os.fsencode(command.cwd)
-    except UnicodeEncodeError as wrong:
-        raise BadRequest(f"env or cwd: cannot be encoded: {wrong.reason}") from None
-    pty = command.pty
-    return wire.Exec(
-        id=identifier,
-        argv=tuple(command.argv),
-        env=env,
-        cwd=cwd,
-        uid=command.uid,
-        gid=command.gid,
-        groups=tuple(command.groups),
-        flags=(wire.ExecFlag.PTY if pty else 0) | (wire.ExecFlag.STDIN if command.stdin else 0),
-        rows=pty.rows if pty else 0,
-        cols=pty.cols if pty else 0,
-        timeout_ms=math.ceil(command.timeout * 1000),
-        keep=command.keep,
-        nofile=command.open_files,
-        credit=credit,
-    )
+class Requests:
+    """Makes the EXEC of commands. Variables and directory of the last one are kept encoded: most have the same."""
+
+    __slots__ = ("_cwd", "_directory", "_env", "_packed")
+
+    def __init__(self) -> None:
+        self._directory, self._cwd = "", b""
+        self._env: dict[str, str] = {}
+        self._packed = wire.pack_strings(())
+
+    def payload(self, command: Command, credit: int) -> bytes:
+        """The payload of EXEC.  Raises: BadRequest."""
+        if not command.argv:
+            raise BadRequest("argv: is empty", hint="give a program and its arguments")
+        pty, timeout = command.pty, command.timeout
+        try:
+            return wire.encode_exec(
+                command.id.encode(),
+                wire.pack_strings(command.argv),
+                self._packed if command.env == self._env else self._pack(command.env),
+                self._cwd if command.cwd == self._directory else self._change(command.cwd),
+                (command.uid, command.gid, command.groups),
+                (
+                    (wire.ExecFlag.PTY if pty else 0) | (wire.ExecFlag.STDIN if command.stdin else 0),
+                    pty.rows if pty else 0,
+                    pty.cols if pty else 0,
+                    math.ceil(timeout * 1000) if timeout else 0,
+                    command.keep,
+                    command.open_files,
+                    credit,
+                ),
+            )
+        except UnicodeEncodeError as wrong:
+            raise BadRequest(f"env or cwd: cannot be encoded: {wrong.reason}") from None
+        except ProtocolError as wrong:
+            raise BadRequest(f"exec: {wrong.message}") from None
+
+    def _change(self, cwd: str) -> bytes:
+        self._directory, self._cwd = cwd, os.fsencode(cwd)
+        return self._cwd
+
+    def _pack(self, env: Mapping[str, str]) -> wire.Packed:
+        for name in env:
+            if not name or "=" in name:
+                raise BadRequest(f"env: {name!r} is not a name without '='")
+        packed = wire.pack_strings([os.fsencode(f"{name}={value}") for name, value in env.items()])
+        if packed.size <= _KEPT_ENV:
+            self._env, self._packed = dict(env), packed
+        return packed
 
 
 def _outcome(how: int, code: int) -> tuple[int, int, int]:
@@ -137,14 +160,14 @@ class AttachedExec(GuestExec, Channel):
         self._over = [False, False, False]
         self._exit: Exit | None = None
         self._failure: Callable[[], DsecError] | None = None
-        self._done = asyncio.Event()
 
     # from init
 
     def on_frame(self, frame: wire.Frame) -> None:
-        if frame.kind == wire.Kind.DATA:
+        kind = frame.kind
+        if kind == _DATA:
             self._on_output(frame)
-        elif frame.kind == wire.Kind.CREDIT and self._outlet is not None and self._begun:
+        elif kind == _CREDIT and self._outlet is not None and self._begun:
             self._outlet.grant(frame)
         else:
             self._on_message(frame, wire.decode_reply(frame))
@@ -152,6 +175,7 @@ class AttachedExec(GuestExec, Channel):
     def _on_output(self, frame: wire.Frame) -> None:
         stream = frame.stream
         offset, data = wire.split_output(frame.payload)
+        end = frame.flags & wire.END != 0
         if not self._begun or stream not in _STREAMS or self._over[stream]:
             raise unexpected(frame, f"for stream {stream}, which is not open")
         if offset != self._at[stream]:
@@ -159,10 +183,13 @@ class AttachedExec(GuestExec, Channel):
                 f"output of stream {stream} goes on at {offset}, not at {self._at[stream]}",
                 channel=frame.channel,
             )
-        self._inlet.check(frame, len(data))
-        self._at[stream] = offset + len(data)
-        self._over[stream] = frame.end
-        self._inlet.put(stream, offset, data)
+        if data:
+            self._inlet.check(frame, len(data))
+            self._inlet.put(stream, offset, data)
+            self._at[stream] = offset + len(data)
+        elif not end:
+            raise ProtocolError("init sent an empty DATA frame", channel=frame.channel)
+        self._over[stream] = end
 
     def _on_message(self, frame: wire.Frame, message: wire.Message) -> None:
         if isinstance(message, wire.Started) and not self._begun:
@@ -202,7 +229,6 @@ class AttachedExec(GuestExec, Channel):
         if self._outlet is not None:
             self._outlet.close()
         self._inlet.arrived.notify()
-        self._done.set()
 
     def _unknown(self) -> DsecError:
         reason = self._link.gone()
@@ -222,30 +248,38 @@ class AttachedExec(GuestExec, Channel):
 
     # GuestExec
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
+    def chunks(self) -> AsyncIterator[Chunk]:
         """Output as it comes. Leaving early neither detaches nor discards: call one of them.
 
         Raises:
             UnknownOutcome: init was lost before the end. Conflict: detached, or attached elsewhere.
         """
+        return _Chunks(self)
+
+    async def next_chunk(self) -> Chunk | None:
+        """The next piece of output, None at the end.  Raises: as :meth:`chunks`."""
         inlet = self._inlet
         while True:
-            while (piece := inlet.pop()) is not None:
-                yield Chunk(_STREAMS[piece.stream], piece.offset, bytes(piece.data))
+            piece = inlet.pop()
+            if piece is not None:
+                return Chunk(_STREAMS[piece.stream], piece.offset, bytes(piece.data))
             if self._exit is not None:
-                return
+                return None
             if self._failure is not None:
                 raise self._failure()
             await inlet.arrived
 
     async def wait(self) -> Exit:
         """How it ended.  Raises: UnknownOutcome, Conflict: as :meth:`chunks`."""
-        if not self._done.is_set():
-            await self._done.wait()
-        if self._exit is not None:
-            return self._exit
-        assert self._failure is not None
-        raise self._failure()
+        while self._exit is None:
+            if self._failure is not None:
+                raise self._failure()
+            await self._inlet.arrived
+        return self._exit
+
+    @property
+    def _ended(self) -> bool:
+        return self._exit is not None or self._failure is not None
 
     def discard(self) -> None:
         """Consume and drop all further output."""
@@ -253,12 +287,12 @@ class AttachedExec(GuestExec, Channel):
 
     async def send(self, data: bytes) -> None:
         """Standard input.  Raises: Conflict: the command was started without it. RuntimeUnavailable."""
-        if not self._done.is_set():
+        if not self._ended:
             await self._input().send(data)
 
     async def close_stdin(self) -> None:
         """End of standard input.  Raises: as :meth:`send`."""
-        if not self._done.is_set():
+        if not self._ended:
             await self._input().send(b"", end=True)
 
     def _input(self) -> Outlet:
@@ -273,3 +307,18 @@ class AttachedExec(GuestExec, Channel):
             self._failure = self._detached
             self._inlet.drop()
             self._finish()
+
+
+class _Chunks(AsyncIterator[Chunk]):
+    """The output of one command."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: AttachedExec) -> None:
+        self._of = of
+
+    async def __anext__(self) -> Chunk:
+        chunk = await self._of.next_chunk()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk

@@ -144,7 +144,7 @@ class _Greeting(Channel):
 
 
 class Link(asyncio.BufferedProtocol):
-    """The connection. Works under asyncio and uvloop alike."""
+    """The connection. Works under asyncio and uvloop alike. ``held``: init does not read as fast as we write."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bounds: Bounds) -> None:
         self.loop = loop
@@ -157,7 +157,7 @@ class Link(asyncio.BufferedProtocol):
         self._channels: dict[int, Channel] = {0: self.greeting}
         self._last = 0
         self._granted = 0
-        self._paused = False
+        self.held = False
         self._writable = Notice(loop)
 
     # asyncio's side
@@ -196,11 +196,11 @@ class Link(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Init does not read as fast as we write."""
-        self._paused = True
+        self.held = True
 
     def resume_writing(self) -> None:
         """It has read."""
-        self._paused = False
+        self.held = False
         self._writable.notify()
 
     # our side
@@ -243,12 +243,12 @@ class Link(asyncio.BufferedProtocol):
         if self.failure is not None or self._transport is None:
             return
         self._transport.write(data)
-        if self._paused and self._transport.get_write_buffer_size() > _OUT_HARD:
+        if self.held and self._transport.get_write_buffer_size() > _OUT_HARD:
             self.fail(ProtocolError(f"init leaves more than {_OUT_HARD} bytes unread"))
 
     async def drain(self) -> None:
         """Wait until the transport takes more.  Raises: RuntimeUnavailable."""
-        while self._paused and self.failure is None:
+        while self.held and self.failure is None:
             await self._writable
         if self.failure is not None:
             raise self.gone()
@@ -265,7 +265,7 @@ class Link(asyncio.BufferedProtocol):
             BadRequest: a field is out of range. Busy: too many operations. RuntimeUnavailable: init is gone.
         """
         payload = outgoing(message)
-        if self._paused or self.failure is not None:
+        if self.held or self.failure is not None:
             await self.drain()
         self.begin(channel, message.KIND, payload, window=window)
 

@@ -30,6 +30,7 @@ END: Final = 0x80
 _STREAM: Final = 0x0F
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
+_HEAD: Final = HEADER.size
 
 
 class Kind(IntEnum):
@@ -141,7 +142,10 @@ class FrameReader:
         self._filled += count
         frames: list[Frame] = []
         need = self._cut(frames)
-        self._make_room(need)
+        if self._start == self._filled < len(self._buffer):
+            self._start = self._filled = 0
+        else:
+            self._make_room(need)
         return frames
 
     def rest(self) -> None:
@@ -166,22 +170,23 @@ class FrameReader:
     def _cut(self, frames: list[Frame]) -> int:
         """Take whole frames off the front; the size of the frame that is not whole (at least a header)."""
         buffer, start, filled = self._buffer, self._start, self._filled
-        need = HEADER.size
-        with memoryview(buffer) as view:
-            while filled - start >= HEADER.size:
-                length, kind, flags, reserved, channel = HEADER.unpack_from(buffer, start)
-                if length > MAX_PAYLOAD or reserved or flags & 0x70:
-                    raise ProtocolError(
-                        f"malformed header: length {length}, kind {kind:#x}, flags {flags:#x}, reserved {reserved}",
-                        kind=kind,
-                        channel=channel,
-                    )
-                need = HEADER.size + length
-                if filled - start < need:
-                    break
-                frames.append(Frame(kind, flags, channel, bytes(view[start + HEADER.size : start + need])))
-                start += need
-                need = HEADER.size
+        need = _HEAD
+        view = memoryview(buffer)
+        while filled - start >= _HEAD:
+            length, kind, flags, reserved, channel = HEADER.unpack_from(buffer, start)
+            if length > MAX_PAYLOAD or reserved or flags & 0x70:
+                raise ProtocolError(
+                    f"malformed header: length {length}, kind {kind:#x}, flags {flags:#x}, reserved {reserved}",
+                    kind=kind,
+                    channel=channel,
+                )
+            need = _HEAD + length
+            if filled - start < need:
+                break
+            payload = bytes(view[start + _HEAD : start + need])
+            frames.append(tuple.__new__(Frame, (kind, flags, channel, payload)))
+            start += need
+            need = _HEAD
         self._start = start
         return need
 
@@ -323,10 +328,12 @@ class _List(_Part):
 class Layout:
     """The fields of a payload or item, in order."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_numbers", "_parts")
 
     def __init__(self, *parts: _Part | str) -> None:
         self._parts = tuple(_Numbers(part) if isinstance(part, str) else part for part in parts)
+        only = parts[0] if len(parts) == 1 else None
+        self._numbers = struct.Struct("<" + only) if isinstance(only, str) else None
 
     def put(self, values: Sequence[Any], out: list[bytes]) -> None:
         """Append the bytes of ``values``."""
@@ -351,8 +358,11 @@ class Layout:
             raise ProtocolError(f"a field is out of range: {wrong}") from None
         return b"".join(out)
 
-    def decode(self, data: bytes) -> list[Any]:
+    def decode(self, data: bytes) -> Sequence[Any]:
         """All of ``data``.  Raises: ProtocolError: cut short, too long or out of range."""
+        numbers = self._numbers
+        if numbers is not None and len(data) == numbers.size:
+            return numbers.unpack(data)
         out: list[Any] = []
         try:
             end = self.take(data, 0, out)
@@ -536,6 +546,82 @@ class Exec(Message):
         total = sum(map(len, self.argv)) + sum(map(len, self.env))
         if total > MAX_ARGUMENTS:
             raise ProtocolError(f"argv and env have {total} bytes, at most {MAX_ARGUMENTS}")
+
+
+class Packed(NamedTuple):
+    """A list of strings as it travels, checked; ``size`` is what counts against :data:`MAX_ARGUMENTS`."""
+
+    data: bytes
+    size: int
+
+
+def pack_strings(items: Sequence[bytes]) -> Packed:
+    """Raises: ProtocolError: too many strings, too many bytes, or a NUL."""
+    try:
+        joined = b"".join(items)
+    except TypeError as wrong:
+        raise ProtocolError(f"not a list of bytes: {wrong}") from None
+    if len(items) > MAX_ITEMS or len(joined) > MAX_ARGUMENTS:
+        raise ProtocolError(
+            f"{len(items)} strings of {len(joined)} bytes, at most {MAX_ITEMS} of {MAX_ARGUMENTS}"
+        )
+    if b"\0" in joined:
+        raise ProtocolError("a NUL byte in a string")
+    parts = [_U32.pack(len(items))]
+    for item in items:
+        parts += (_U32.pack(len(item)), item)
+    return Packed(b"".join(parts), len(joined))
+
+
+_EXEC_WHO: Final = struct.Struct("<II")
+_EXEC_TAIL: Final = struct.Struct("<IHHQQQI")
+_ExecTail = tuple[int, int, int, int, int, int, int]
+
+
+def encode_exec(
+    identifier: bytes,
+    argv: Packed,
+    env: Packed,
+    cwd: bytes,
+    who: tuple[int, int, Sequence[int]],
+    tail: _ExecTail,
+) -> bytes:
+    """The payload of :class:`Exec`, in one join: there is one for every command.
+
+    Args:
+        who: uid, gid, groups. tail: the fields from ``flags`` on.
+
+    Raises:
+        ProtocolError: as :meth:`Exec.encode`.
+    """
+    uid, gid, groups = who
+    if argv.size + env.size > MAX_ARGUMENTS:
+        raise ProtocolError(f"argv and env have {argv.size + env.size} bytes, at most {MAX_ARGUMENTS}")
+    if not 1 <= len(identifier) <= MAX_ID or len(cwd) > MAX_PATH or b"\0" in cwd or len(groups) > MAX_ITEMS:
+        raise ProtocolError(
+            f"an id of {len(identifier)} bytes, a cwd of {len(cwd)} and {len(groups)} groups are not allowed"
+        )
+    if tail[0] > 3:
+        raise ProtocolError(f"EXEC.flags is {tail[0]}, at most 3")
+    try:
+        return b"".join(
+            (
+                _U32.pack(len(identifier)),
+                identifier,
+                argv.data,
+                env.data,
+                _U32.pack(len(cwd)),
+                cwd,
+                _EXEC_WHO.pack(uid, gid),
+                struct.pack(f"<I{len(groups)}I", len(groups), *groups) if groups else _NO_GROUPS,
+                _EXEC_TAIL.pack(*tail),
+            )
+        )
+    except (struct.error, TypeError) as wrong:
+        raise ProtocolError(f"a field is out of range: {wrong}") from None
+
+
+_NO_GROUPS: Final = _U32.pack(0)
 
 
 @dataclass(frozen=True, slots=True)
