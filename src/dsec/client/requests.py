@@ -20,6 +20,8 @@ Argv = str | Sequence[str | bytes | Path]
 GIB: Final = 2**30
 PIECE: Final = 1 << 20
 BASE: Final = "base"
+_LISTS: Final = (list, tuple)
+_NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Readable(Protocol):
@@ -42,9 +44,19 @@ def argv_of(command: Argv) -> tuple[bytes, ...]:
             )
         return b"/bin/sh", b"-c", encoded("command", command)
     words: object = command
-    if isinstance(words, bytes | bytearray) or not isinstance(words, Sequence):
+    if type(words) not in _LISTS and (
+        isinstance(words, bytes | bytearray) or not isinstance(words, Sequence)
+    ):
         raise BadRequest(f"command: {words!r} is neither a str nor a list of str")
-    return tuple([_argument(place, value) for place, value in enumerate(words)])
+    try:
+        return tuple(
+            [
+                value.encode("utf-8", "surrogateescape") if type(value) is str else _argument(place, value)
+                for place, value in enumerate(command)
+            ]
+        )
+    except UnicodeEncodeError:
+        return tuple([_argument(place, value) for place, value in enumerate(command)])
 
 
 def _argument(place: int, value: object) -> bytes:
@@ -82,7 +94,7 @@ def exec_request(
     """Raises: BadRequest, TooLarge: the message names the argument."""
     return ExecRequest(
         argv=argv_of(command),
-        env=MappingProxyType(dict(env)) if env else MappingProxyType({}),
+        env=MappingProxyType(dict(env)) if env else _NO_VARIABLES,
         cwd=cwd,
         user=user,
         timeout=timeout or 0.0,

@@ -35,6 +35,7 @@ class Handle:
     Attributes:
         lock: held while the runtime makes, freezes, thaws or ends it.
         deadline: boot seconds, 0 = none. used: boot seconds of the last act; busy: acts in progress.
+        told: ended commands, recorded, that the guest may forget.
         oom_kills: as last read. failure: why it died. unsettled: its execs are still to be matched with the journal.
         removal: the destroy in progress. ending: set when its end has begun. over: set when it has ended and nothing is left.
     """
@@ -52,6 +53,7 @@ class Handle:
     guest: Guest | None = None
     env: dict[str, str] = field(default_factory=dict)
     runs: dict[ExecId, Ongoing] = field(default_factory=dict)
+    told: list[ExecId] = field(default_factory=list)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
     removal: asyncio.Task[None] | None = None

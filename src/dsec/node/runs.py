@@ -27,6 +27,10 @@ SIGKILL: Final = int(signal.SIGKILL)
 RECONNECTS: Final = 3
 END_PATIENCE: Final = 2.0  # seconds for the news of a sandbox's death to follow the loss of its connection
 STDIN_PIECE: Final = 1 << 16
+TOLD_MOST: Final = 16  # ended commands that a guest is let to forget together
+TOLD_BYTES: Final = 4096  # of output, beyond which it is told at once: it keeps the last of it
+TOLD_AFTER: Final = 0.02  # seconds
+TOLD_KEPT: Final = 256
 
 
 class Hash(Protocol):
@@ -142,7 +146,7 @@ class Runner:
         result = _result(run, exit_, oom=oom)
         stdin = "sha256:" + run.fed.hexdigest() if run.fed is not None else ""
         await self._journal.append(drafts.exec_result(run.handle.id, result, exit_, run.output, stdin))
-        self._work.spawn(self._forget(run))
+        self._told(run, exit_)
         return result
 
     async def _failed(self, run: Run, error: DsecError) -> None:
@@ -261,14 +265,31 @@ class Runner:
         run.handle.oom_kills = max(run.handle.oom_kills, now)
         return now > run.oom_before
 
-    async def _forget(self, run: Run) -> None:
-        guest: Guest | None = run.handle.guest
+    def _told(self, run: Run, exit_: Exit) -> None:
+        """The guest may forget it: soon and together with others, unless it holds much of it."""
+        handle = run.handle
+        handle.told.append(run.id)
+        if len(handle.told) >= TOLD_MOST or exit_.stdout_bytes + exit_.stderr_bytes > TOLD_BYTES:
+            self._work.spawn(self._forget(handle))
+        elif len(handle.told) == 1:
+            self._work.spawn(self._forget_soon(handle))
+
+    async def _forget_soon(self, handle: Handle) -> None:
+        await asyncio.sleep(TOLD_AFTER)
+        await self._forget(handle)
+
+    async def _forget(self, handle: Handle) -> None:
+        guest: Guest | None = handle.guest
         if guest is None or guest.lost:
+            del handle.told[:-TOLD_KEPT]  # the rest with the next ones, over a new connection
+            return
+        told, handle.told = handle.told, []
+        if not told:
             return
         try:
-            await guest.forget(run.id)
+            await guest.forget(*told)
         except DsecError:
-            return  # whoever connects next finds it ended, recorded, and forgets it then
+            return  # whoever connects next finds them ended, recorded, and forgets them then
 
 
 def _result(run: Run, exit_: Exit, *, oom: bool) -> ExecResult:

@@ -54,12 +54,22 @@ class Work:
 
 async def settled(task: asyncio.Task[T], on_cancel: Callable[[], None]) -> T:
     """Wait for an owned task. When the *waiter* is cancelled, ``on_cancel`` is called and the task goes on."""
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if not task.done():
-            on_cancel()
-        raise
+    if not task.done():
+        waiter: asyncio.Future[None] = task.get_loop().create_future()
+
+        def wake(_: asyncio.Task[T]) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        task.add_done_callback(wake)
+        try:
+            await waiter  # `asyncio.shield` does the same with twice the callbacks
+        except asyncio.CancelledError:
+            task.remove_done_callback(wake)
+            if not task.done():
+                on_cancel()
+            raise
+    return task.result()
 
 
 def ignore() -> None:

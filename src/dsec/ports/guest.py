@@ -79,8 +79,8 @@ class Guest(ABC):
         """Tell a pty its size."""
 
     @abstractmethod
-    async def forget(self, exec_id: ExecId) -> None:
-        """The outcome is stored: the guest may drop it. Unknown ids are not an error."""
+    async def forget(self, *exec_ids: ExecId) -> None:
+        """These outcomes are stored: the guest may drop them. Unknown ids are not an error."""
 
     @abstractmethod
     async def execs(self) -> tuple[ExecInfo, ...]:

@@ -17,7 +17,7 @@ from dsec.ports.guest import Guest, GuestExec
 from dsec.runtimes.guest_errors import exec_error
 from dsec.runtimes.guest_exec import AttachedExec, Requests, info_of
 from dsec.runtimes.guest_files import FilesOverLink
-from dsec.runtimes.link import Bounds, Link, Unheard, call, outgoing
+from dsec.runtimes.link import Bounds, Link, Unheard, call, call_all, outgoing
 from dsec.wire import guest as wire
 
 CONNECT_SECONDS: Final = 5.0
@@ -109,11 +109,12 @@ class GuestConnection(Guest):
         """Tell a pty its size; one whose command has ended is not an error."""
         await self._tell(exec_id, wire.Winsize(exec_id.encode(), size.rows, size.cols), (errno.ESRCH,))
 
-    async def forget(self, exec_id: ExecId) -> None:
-        """The outcome is stored.  Raises: Conflict: it still runs."""
-        answer = await call(self._link, wire.Forget(exec_id.encode()), wire.Ok)
-        if isinstance(answer, wire.Error) and answer.code != wire.ErrorCode.UNKNOWN_EXEC:
-            raise exec_error(answer, exec_id)
+    async def forget(self, *exec_ids: ExecId) -> None:
+        """These outcomes are stored.  Raises: Conflict: one still runs."""
+        answers = await call_all(self._link, [wire.Forget(one.encode()) for one in exec_ids], wire.Ok)
+        for exec_id, answer in zip(exec_ids, answers, strict=True):
+            if isinstance(answer, wire.Error) and answer.code != wire.ErrorCode.UNKNOWN_EXEC:
+                raise exec_error(answer, exec_id)
 
     async def _tell(self, exec_id: ExecId, message: wire.Message, harmless: tuple[int, ...]) -> None:
         answer = await call(self._link, message, wire.Ok)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
@@ -354,6 +354,22 @@ async def call(link: Link, message: wire.Message, accepts: type[_Answer]) -> _An
         link.abandon(channel)
     assert isinstance(answer, accepts | wire.Error)
     return answer
+
+
+async def call_all(
+    link: Link, messages: Sequence[wire.Message], accepts: type[_Answer]
+) -> list[_Answer | wire.Error]:
+    """Requests sent together, and their answers.  Raises: as :meth:`Link.start`."""
+    channels = [Call(link, accepts) for _ in messages]
+    try:
+        for channel, message in zip(channels, messages, strict=True):
+            await link.start(channel, message)
+        answers = await asyncio.gather(*[channel.answer for channel in channels])
+    finally:
+        for channel in channels:
+            link.abandon(channel)
+            channel.answer.cancel()
+    return cast("list[_Answer | wire.Error]", answers)
 
 
 class Unheard(Channel):

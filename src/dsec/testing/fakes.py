@@ -486,8 +486,9 @@ class FakeGuest(Guest):
     async def resize(self, exec_id: ExecId, size: PtySize) -> None:
         self._process(exec_id)
 
-    async def forget(self, exec_id: ExecId) -> None:
-        self._sandbox.processes.pop(exec_id, None)
+    async def forget(self, *exec_ids: ExecId) -> None:
+        for exec_id in exec_ids:
+            self._sandbox.processes.pop(exec_id, None)
 
     async def execs(self) -> tuple[ExecInfo, ...]:
         return tuple(
