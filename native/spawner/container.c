@@ -89,6 +89,12 @@ static int mapped(const struct child *c, int dir, const char *path, uint64_t set
     return mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) ? -1 : fd;
 }
 
+static int plain(const char *path, uint64_t set) {
+    int fd = open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    struct mount_attr attr = {.attr_set = set};
+    return fd < 0 || mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) ? -1 : fd;
+}
+
 static int map_layers(struct child *c) {
     char path[160];
     for (unsigned i = 0; i < c->p->n_layers; i++) {
@@ -111,14 +117,31 @@ static int as_sandbox_root(const struct child *c, bool on) {
     return (int)syscall(SYS_capset, &head, data);
 }
 
+/* Before Linux 6.13 overlay takes no descriptors, but paths: those that /proc has for them, which the current directory makes
+ * reachable. */
+static int layers_by_path(struct child *c, int fs, int upper, int work) {
+    char lower[LAYERS_MAX * 24], path[32];
+    size_t n = 0;
+    for (unsigned i = 0; i < c->p->n_layers; i++)
+        n += (size_t)snprintf(lower + n, sizeof lower - n, "%sself/fd/%d", i ? ":" : "", c->layers[i]);
+    if (fchdir(c->proc) || fsconfig(fs, FSCONFIG_SET_STRING, "lowerdir", lower, 0)) return -1;
+    snprintf(path, sizeof path, "self/fd/%d", upper);
+    if (fsconfig(fs, FSCONFIG_SET_STRING, "upperdir", path, 0)) return -1;
+    snprintf(path, sizeof path, "self/fd/%d", work);
+    return fsconfig(fs, FSCONFIG_SET_STRING, "workdir", path, 0);
+}
+
+static int layers_by_fd(struct child *c, int fs, int upper, int work) {
+    for (unsigned i = 0; i < c->p->n_layers; i++)
+        if (fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, c->layers[i])) return -1;
+    return fsconfig(fs, FSCONFIG_SET_FD, "upperdir", NULL, upper) || fsconfig(fs, FSCONFIG_SET_FD, "workdir", NULL, work) ? -1 : 0;
+}
+
 static int configure_overlay(struct child *c, int fs) {
     int upper = openat(c->writable, "upper", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int work = openat(c->writable, "work", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (upper < 0 || work < 0) return -1;
-    for (unsigned i = 0; i < c->p->n_layers; i++)
-        if (fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, c->layers[i])) return -1;
-    if (fsconfig(fs, FSCONFIG_SET_FD, "upperdir", NULL, upper)) return -1;
-    if (fsconfig(fs, FSCONFIG_SET_FD, "workdir", NULL, work)) return -1;
+    if (layers_by_fd(c, fs, upper, work) && (errno != EINVAL || layers_by_path(c, fs, upper, work))) return -1;
     if (fsconfig(fs, FSCONFIG_SET_STRING, "source", "dsec", 0)) return -1;
     if (fsconfig(fs, FSCONFIG_SET_FLAG, "volatile", NULL, 0)) return -1;
     return fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
@@ -205,7 +228,9 @@ static int put_devices(struct child *c) {
     static const char *const pts_options[] = {"ptmxmode", "0666", "mode", "0620", NULL};
     int shm = shared_memory(c);
     if (shm < 0) return -1;
-    int dev = mapped(c, AT_FDCWD, "/dev", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    uint64_t fixed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC;
+    int dev = mapped(c, AT_FDCWD, "/dev", fixed);
+    if (dev < 0 && errno == EINVAL) dev = plain("/dev", fixed); /* no id-mapped tmpfs before Linux 6.3: `nobody` owns it */
     if (dev < 0 || put(c, dev, "/dev")) return -1;
     int pts = make_mount("devpts", pts_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
     return put(c, pts, "/dev/pts") || put(c, shm, "/dev/shm") ? -1 : 0;
