@@ -13,9 +13,9 @@ from dsec.stores.pool import GIB, pool_size
     ("free", "wanted", "durable", "size"),
     [
         (100 * GIB, None, False, 4 * GIB),
-        (6 * GIB, None, False, 3 * GIB),
-        (1000 * GIB, None, True, 64 * GIB),
-        (100 * GIB, None, True, 50 * GIB),
+        (8 * GIB, None, False, 2 * GIB),
+        (1000 * GIB, None, True, 16 * GIB),
+        (40 * GIB, None, True, 10 * GIB),
         (100 * GIB, 5 * GIB + 1, True, 5 * GIB),
     ],
 )

@@ -34,7 +34,7 @@ from dsec.stores.mounts import (
 
 GIB: Final = 2**30
 _PRIVATE_DEFAULT: Final = 4 * GIB
-_DURABLE_DEFAULT: Final = 64 * GIB
+_DURABLE_DEFAULT: Final = 16 * GIB
 _SMALLEST: Final = 256 * 2**20
 _ATTRIBUTES: Final = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOATIME
 # No discard: it would punch holes into the file, and the space that was preallocated would be lost to others.
@@ -86,7 +86,7 @@ def open_pool(state: Path, size: int | None, *, durable: bool) -> Pool:
     """Open the pool of a state directory, made first when it is private or not there yet.
 
     Args:
-        size: bytes, for a pool that is made. None: 4 GiB (private) or 64 GiB (durable), at most half of what is free.
+        size: bytes, for a pool that is made. None: 4 GiB (private) or 16 GiB (durable), at most a quarter of what is free.
 
     Raises:
         StorageFull: the disk cannot hold it.
@@ -103,7 +103,7 @@ def open_pool(state: Path, size: int | None, *, durable: bool) -> Pool:
 
 def pool_size(free: int, wanted: int | None, *, durable: bool) -> int:
     """How big a new pool is, given the free bytes of the disk.  Raises: StorageFull."""
-    size = min(_DURABLE_DEFAULT if durable else _PRIVATE_DEFAULT, free // 2) if wanted is None else wanted
+    size = min(_DURABLE_DEFAULT if durable else _PRIVATE_DEFAULT, free // 4) if wanted is None else wanted
     size -= size % 4096
     if size > free or size < _SMALLEST:
         raise StorageFull(
