@@ -414,7 +414,9 @@ def test_accounts_are_read_from_hostile_files() -> None:
 
 TASK = textwrap.dedent(
     """
-    import json, os
+    import json
+    import os
+    from pathlib import Path
     from inspect_ai import Task, task
     from inspect_ai.dataset import Sample
     from inspect_ai.scorer import includes
@@ -422,7 +424,7 @@ TASK = textwrap.dedent(
     from inspect_ai.util import sandbox
 
     # Inspect puts a sample's setup script into /tmp, which level "process" has not.
-    SETUP = json.load(open("dsec.json"))["level"] == "container"
+    SETUP = json.loads(Path("dsec.json").read_text())["level"] == "container"
 
     @solver
     def works():
@@ -430,7 +432,7 @@ TASK = textwrap.dedent(
             box = sandbox()
             given = (await box.read_file("given.txt")).strip()
             if os.environ.get("HANG"):
-                open(os.environ["HANG"] + given, "w").close()
+                Path(os.environ["HANG"] + given).touch()
                 await box.exec(["sleep", "1000"])
             done = await box.exec(["sh", "-c", "cat given.txt setup.txt > both.txt; id -u; ls"])
             assert done.success, done.stderr
