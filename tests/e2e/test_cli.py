@@ -43,17 +43,25 @@ class Cli:
         )  # not compiled anew by each of so many processes
         self.env.pop("PYTHONDONTWRITEBYTECODE", None)
 
-    def start(self, *arguments: str, **options: object) -> subprocess.Popen[bytes]:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([DSEC, *arguments], env=self.env, **{**streams, **options})  # type: ignore[call-overload,no-any-return]
+    @contextlib.contextmanager
+    def start(self, *arguments: str, **options: object) -> Iterator[subprocess.Popen[bytes]]:
+        """A running `dsec`, killed at the end if it has not ended by then."""
+        streams = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            **options,
+        }
+        with subprocess.Popen([DSEC, *arguments], env=self.env, **streams) as process:  # type: ignore[call-overload]
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def __call__(self, *arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
         source = subprocess.PIPE if stdin is not None else subprocess.DEVNULL
         with self.start(*arguments, stdin=source) as process:
-            try:
-                out, err = process.communicate(stdin, timeout=PATIENCE)
-            finally:
-                process.kill()
+            out, err = process.communicate(stdin, timeout=PATIENCE)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def ok(self, *arguments: str, stdin: bytes | None = None) -> str:
@@ -248,6 +256,19 @@ def test_a_command_that_ignores_three_interrupts_is_killed(cli: Cli) -> None:
 
 
 @pytest.mark.needs_root
+def test_a_reader_that_stalls_cannot_hold_us(cli: Cli) -> None:
+    with cli.start("run", "--", "yes") as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), b"y")
+        time.sleep(0.3)  # now the pipe is full, and nobody reads it
+        for _ in range(6):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        assert process.wait(PATIENCE) in (128 + signal.SIGINT, 137)
+    cli.ok("gc")
+
+
+@pytest.mark.needs_root
 @pytest.mark.parametrize("delay", [0.5, 0.8, 1.1])
 def test_an_interrupt_at_any_time_leaves_nothing(cli: Cli, delay: float) -> None:
     with cli.start("run", "--", "sleep", "100") as process:
@@ -422,6 +443,15 @@ def test_exec_passes_streams_and_codes_on(cli: Cli, sandbox: str) -> None:
 
 
 @pytest.mark.needs_root
+def test_what_a_scratch_command_does_is_thrown_away(cli: Cli, sandbox: str) -> None:
+    cli.ok("exec", sandbox, "--", "sh", "-c", "echo kept > file")
+    done = cli("exec", "--scratch", sandbox, "--", "sh", "-c", "cat file -; rm file; exit 3", stdin=b"in")
+    assert (done.returncode, done.stdout) == (3, b"kept\nin")
+    assert cli.ok("exec", sandbox, "cat", "file") == "kept\n"
+    assert cli("exec", "--scratch", "-d", sandbox, "true").returncode == 2
+
+
+@pytest.mark.needs_root
 def test_a_shell_with_and_without_a_terminal(cli: Cli, sandbox: str) -> None:
     assert cli.ok("shell", sandbox, stdin=b"echo $((6*7))\n") == "42\n"
     with terminal(cli, "shell", sandbox) as term:
@@ -472,6 +502,7 @@ def test_two_commands_at_once_take_turns(cli: Cli, sandbox: str) -> None:
 
 
 @pytest.mark.needs_root
+@pytest.mark.slow
 def test_who_waits_too_long_is_told(cli: Cli, sandbox: str) -> None:
     with cli.start("exec", sandbox, "--", "sh", "-c", "echo ready; cat", stdin=subprocess.PIPE) as first:
         assert first.stdout is not None
@@ -625,22 +656,13 @@ def test_bench_measures(cli: Cli) -> None:
     ("arguments", "code", "words"),
     [
         (["run"], 2, "CMD"),
-        (["run", "--"], 2, ""),
-        (["nosuch"], 2, "nosuch"),
-        (["run", "--nosuch", "--", "true"], 2, "--nosuch"),
         (["run", "--level", "vm", "--", "true"], 2, "choose one of"),
         (["run", "--memory", "1", "--", "true"], 2, "limits.memory_mib"),
-        (["run", "--memory", "x", "--", "true"], 2, "--memory"),
-        (["run", "--timeout", "-1", "--", "true"], 2, "timeout"),
-        (["run", "-e", "x", "--", "true"], 2, "NAME=VALUE"),
         (["run", "-v", "x", "--", "true"], 2, "SOURCE:TARGET"),
         (["run", "-t", "nosuch", "--", "true"], 4, "no template"),
-        (["run", "--net", "host", "--", "true"], 69, "no network"),
         (["run", "--level", "process", "-u", "root", "--", "true"], 69, "user"),
         (["run", "--level", "process", "-v", "/usr:/x", "--", "true"], 69, "volumes"),
         (["create", "--ttl", "-1"], 2, "ttl"),
-        (["ls", "--state", "odd"], 2, "choose from"),
-        (["rm"], 2, "--all"),
         (["rm", "sb-x"], 2, "not a sandbox id"),
         (["inspect", "x"], 2, "not a sandbox id"),
         (["exec", new_sandbox_id(), "true"], 4, "there is no sandbox"),

@@ -119,3 +119,28 @@ def test_debug_shows_where_it_came_from(capfd: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         main(["--debug", "run", "--net", "host", "--", "true"])
     assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nosuch"], 2, "nosuch"),
+        (["run", "--"], 2, "CMD"),
+        (["run", "--nosuch", "--", "true"], 2, "--nosuch"),
+        (["run", "--memory", "x", "--", "true"], 2, "--memory"),
+        (["run", "--timeout", "-1", "--", "true"], 2, "timeout"),
+        (["run", "-e", "x", "--", "true"], 2, "NAME=VALUE"),
+        (["ls", "--state", "odd"], 2, "choose from"),
+        (["rm"], 2, "--all"),
+        (["rm", "--all", "x"], 2, "--all"),
+        (["cp", "a", "b"], 2, "ID:PATH"),
+        (["bench", "-n", "0"], 2, "--count"),
+        (["audit", "nosuch"], 2, "nosuch"),
+    ],
+)
+def test_usage_errors(arguments: list[str], code: int, words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    said = capfd.readouterr()
+    assert (caught.value.code, said.out) == (code, "")
+    assert words in said.err

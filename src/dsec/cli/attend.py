@@ -18,18 +18,16 @@ from concurrent.futures import Future as ThreadFuture
 from dataclasses import dataclass
 from typing import Final
 
-from dsec.cli.codes import BROKEN_PIPE, TIMEOUT
-from dsec.cli.output import complain, write_all
+from dsec.cli.codes import BROKEN_PIPE, SIGNALLED, TIMEOUT
+from dsec.cli.output import STDERR, STDIN, STDOUT, complain, is_tty, write_all
 from dsec.cli.session import Signals
 from dsec.client.aio import AsyncExec, AsyncSandbox, AsyncTerminal
 from dsec.errors import DsecError
 from dsec.model.execs import ExecResult, Stream
 
-STDIN: Final = 0
-STDOUT: Final = 1
-STDERR: Final = 2
 _PIECE: Final = 1 << 16
 _INTERRUPTS: Final = 3  # a command that ignores this many is killed
+_LAST: Final = 6  # signals of any kind until we leave, whatever still waits
 _NO_PROGRAM: Final = {
     126: "most likely the program may not be executed",
     127: "most likely there is no such program, or no such working directory",
@@ -48,14 +46,6 @@ class Asked:
     timeout: float | None = None
     tty: bool = False
     stdin: bool = False
-
-
-def is_tty(fd: int) -> bool:
-    """Whether it is a terminal; a closed one is not."""
-    try:
-        return os.isatty(fd)
-    except OSError:
-        return False
 
 
 async def attend(sandbox: AsyncSandbox, asked: Asked, signals: Signals) -> int:
@@ -81,7 +71,7 @@ async def _on_terminal(sandbox: AsyncSandbox, asked: Asked, signals: Signals) ->
     terminal = await sandbox.terminal(
         asked.argv, rows=rows, cols=cols, timeout=asked.timeout, env=env, cwd=asked.cwd, user=asked.user
     )
-    with signals.to(_Forward(terminal)), _resizing(terminal), _raw():
+    with signals.to(_Forward(terminal, terminal=True)), _resizing(terminal), _raw():
         async with _feeding(terminal, True):
             return await _follow(terminal, asked)
 
@@ -118,12 +108,19 @@ def told(result: ExecResult, timeout: float | None) -> int:
 class _Forward:
     """Signals of ours to the command."""
 
-    def __init__(self, command: AsyncExec) -> None:
+    def __init__(self, command: AsyncExec, terminal: bool = False) -> None:
         self._command = command
+        self._terminal = terminal
         self._interrupts = 0
+        self._count = 0
 
     async def __call__(self, signo: int) -> None:
         self._interrupts += signo == signal.SIGINT
+        self._count += 1
+        if self._count >= _LAST and not self._terminal:
+            os._exit(
+                SIGNALLED + signo
+            )  # whoever reads our output stalls; what is private is ended by its spawner
         if self._interrupts >= _INTERRUPTS:
             await self._command.kill()
         else:
@@ -266,4 +263,5 @@ def _raw() -> Iterator[None]:
         tty.setraw(STDIN, termios.TCSADRAIN)
         yield
     finally:
-        termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):  # it hung up: nothing is left to put back
+            termios.tcsetattr(STDIN, termios.TCSADRAIN, before)

@@ -11,8 +11,8 @@ from typing import Annotated, Final
 import typer
 
 from dsec.cli import options as opt
-from dsec.cli.attend import STDOUT, read_stdin
-from dsec.cli.output import complain, put_json, write_all
+from dsec.cli.attend import read_stdin
+from dsec.cli.output import STDOUT, complain, put_json, write_all
 from dsec.cli.session import Signals, conduct, durable
 from dsec.client.aio import AsyncSandbox
 from dsec.errors import BadRequest, FileMissing

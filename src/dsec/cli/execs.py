@@ -11,10 +11,11 @@ import typer
 
 from dsec.cli import options as opt
 from dsec.cli.attend import Asked, attend, read_stdin, told
-from dsec.cli.output import duration, put, put_json, put_table, text_of
+from dsec.cli.codes import BROKEN_PIPE
+from dsec.cli.output import STDERR, STDOUT, complain, duration, put, put_json, put_table, text_of, write_all
 from dsec.cli.session import GLANCE, WAIT, Signals, conduct, durable, engine_home
 from dsec.client.aio import AsyncDsec, AsyncSandbox
-from dsec.errors import Busy
+from dsec.errors import BadRequest, Busy
 from dsec.model.execs import ExecInfo, ExecResult
 from dsec.model.ids import ExecId, SandboxId, parse_sandbox_id
 from dsec.model.journal import Record
@@ -46,12 +47,42 @@ def result_json(result: ExecResult) -> dict[str, object]:
 async def report(sandbox: AsyncSandbox, asked: Asked, signals: Signals) -> int:
     """Run it to its end and print the result as JSON; our exit code."""
     del signals  # they end us, and with us the command
-    stdin: AsyncIterator[bytes] | None = read_stdin() if asked.stdin else None
-    result = await sandbox.exec(
-        asked.argv, timeout=asked.timeout, env=asked.env, cwd=asked.cwd, user=asked.user, stdin=stdin
-    )
+    result = await _whole(sandbox, asked)
     put_json(result_json(result))
     return told(result, asked.timeout)
+
+
+async def _whole(sandbox: AsyncSandbox, asked: Asked, *, scratch: bool = False) -> ExecResult:
+    stdin: AsyncIterator[bytes] | None = read_stdin() if asked.stdin else None
+    return await sandbox.exec(
+        asked.argv,
+        timeout=asked.timeout,
+        env=asked.env,
+        cwd=asked.cwd,
+        user=asked.user,
+        stdin=stdin,
+        scratch=scratch,
+    )
+
+
+async def _in_copy(sandbox: AsyncSandbox, asked: Asked, as_json: bool) -> int:
+    """Run it in a throw-away copy; its output when it has ended."""
+    result = await _whole(sandbox, asked, scratch=True)
+    if as_json:
+        put_json(result_json(result))
+    else:
+        await asyncio.to_thread(_put_output, result)
+    return told(result, asked.timeout)
+
+
+def _put_output(result: ExecResult) -> None:
+    try:
+        write_all(STDOUT, result.stdout)
+        write_all(STDERR, result.stderr)
+    except BrokenPipeError:
+        raise typer.Exit(BROKEN_PIPE) from None
+    if result.truncated:
+        complain(f"{result.dropped} bytes of output were dropped", "let the command write to a file")
 
 
 @app.command("exec", context_settings={"allow_interspersed_args": False})
@@ -67,6 +98,9 @@ def exec_(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running and print its exec id.")
     ] = False,
+    scratch: Annotated[
+        bool, typer.Option("--scratch", help="In a throw-away copy of the sandbox; output comes at the end.")
+    ] = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Run a command in a sandbox that was created before.
@@ -78,8 +112,12 @@ def exec_(
         dsec exec sb-... -- python3 -c 'print(6 * 7)'
 
         dsec exec -d sb-... -- sh -c 'sleep 60; echo done > result'
+
+        dsec exec --scratch sb-... -- rm -rf /workspace
     """
-    quiet = as_json or detach
+    if detach and scratch:
+        raise BadRequest("--detach, --scratch: choose one of them")
+    quiet = as_json or detach or scratch
     asked = opt.asked(
         command,
         env=opt.pairs("env", env),
@@ -95,6 +133,8 @@ def exec_(
             found = await engine.sandboxes.get(sandbox)
             if detach:
                 return await _leave(found, asked, as_json)
+            if scratch:
+                return await _in_copy(found, asked, as_json)
             return await (report if as_json else attend)(found, asked, signals)
 
     conduct(work)

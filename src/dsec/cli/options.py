@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dsec.cli.attend import STDIN, STDOUT, Asked, is_tty
+from dsec.cli.attend import Asked
+from dsec.cli.output import STDIN, STDOUT, is_tty
 from dsec.errors import BadRequest, Unsupported
 from dsec.model.sandbox import Limits
 

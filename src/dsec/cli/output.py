@@ -18,8 +18,19 @@ import typer
 from dsec.cli.codes import BROKEN_PIPE
 from dsec.errors import DsecError
 
+STDIN: Final = 0
+STDOUT: Final = 1
+STDERR: Final = 2
 _GAP: Final = "  "
 _WRITE: Final = 1 << 16
+
+
+def is_tty(fd: int) -> bool:
+    """Whether it is a terminal; a closed one is not."""
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
 
 
 def plain(value: object) -> object:
@@ -68,7 +79,7 @@ def put(text: str) -> None:
     """Text to standard output, at once and whole. A reader that has gone ends the command as SIGPIPE would."""
     sys.stdout.flush()
     try:
-        write_all(1, text.encode("utf-8", "surrogateescape"))
+        write_all(STDOUT, text.encode("utf-8", "surrogateescape"))
     except BrokenPipeError:
         raise typer.Exit(BROKEN_PIPE) from None
 
@@ -107,9 +118,14 @@ def complain(message: str, hint: str = "") -> None:
     if hint:
         lines.append(f"      hint: {printable(hint)}")
     try:
-        write_all(2, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
+        write_all(STDERR, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
         return  # nobody listens; the exit code still tells
+
+
+def note(message: str) -> None:
+    """``dsec: message`` on standard error: news, nothing wrong."""
+    complain(message)
 
 
 def complain_of(error: DsecError) -> None:

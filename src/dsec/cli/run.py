@@ -7,7 +7,7 @@ import typer
 from dsec.cli import options as opt
 from dsec.cli.attend import attend
 from dsec.cli.execs import report
-from dsec.cli.session import Signals, conduct, private
+from dsec.cli.session import Signals, announce_build, conduct, private
 
 app = typer.Typer()
 
@@ -57,6 +57,8 @@ def run(
         interactive=interactive,
         tty=False if as_json else tty,
     )
+
+    announce_build(level)
 
     async def work(signals: Signals) -> int:
         async with private() as engine:

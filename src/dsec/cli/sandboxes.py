@@ -12,7 +12,7 @@ import typer
 from dsec.cli import options as opt
 from dsec.cli.codes import exit_code
 from dsec.cli.output import complain_of, duration, plain, put, put_json, put_table
-from dsec.cli.session import GLANCE, Signals, conduct, durable, engine_home
+from dsec.cli.session import GLANCE, Signals, announce_build, conduct, durable, engine_home
 from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.errors import BadRequest, Busy, DsecError
 from dsec.model.ids import SandboxId, parse_sandbox_id
@@ -79,6 +79,8 @@ def create(
     opt.check_net(net)
     limits = opt.limits(memory, cpus, pids, disk)
     variables, labels = opt.pairs("env", env), opt.pairs("label", label)
+
+    announce_build(level)
 
     async def work(signals: Signals) -> int:
         del signals

@@ -14,8 +14,10 @@ import typer
 import uvloop
 
 from dsec.cli.codes import SIGNALLED
+from dsec.cli.output import STDERR, is_tty, note
 from dsec.client.aio import AsyncDsec as Client
 from dsec.errors import Busy, Conflict
+from dsec.model.sandbox import Level
 from dsec.wiring import AsyncDsec, Settings, default_home
 
 Forward = Callable[[int], Awaitable[None]]
@@ -91,6 +93,13 @@ def conduct(work: Callable[[Signals], Coroutine[Any, Any, int]]) -> None:
 def engine_home() -> Path:
     """The state directory of the engine that lasting sandboxes belong to."""
     return default_home() / "engine"
+
+
+def announce_build(level: str) -> None:
+    """Tell a person at a terminal why the first sandbox takes some seconds."""
+    built = default_home() / "store" / "names" / "system"
+    if level == Level.CONTAINER and not built.exists() and os.geteuid() == 0 and is_tty(STDERR):
+        note("the base image is built first, once: some seconds")
 
 
 def private(pool: int = 0) -> Client:
