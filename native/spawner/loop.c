@@ -32,6 +32,12 @@ static void listen_to(struct spawner *s, int fd, enum source source, pid_t pid) 
     if (epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &e)) note("epoll", "", errno);
 }
 
+/* Closing alone is not enough: while a child holds a copy, epoll goes on telling of what we closed. */
+void unwatch(const struct spawner *s, int fd) {
+    epoll_ctl(s->epoll, EPOLL_CTL_DEL, fd, NULL);
+    close(fd);
+}
+
 void rearm(struct spawner *s, uint64_t deadline) {
     struct itimerspec now;
     if (!deadline || timerfd_gettime(s->timer, &now)) return;
@@ -206,7 +212,7 @@ static void set_up(struct spawner *s, struct sandbox *sb) {
     uint8_t buf[96];
     ssize_t n = read(sb->status, buf, sizeof buf);
     if (n < 0) return;
-    close(sb->status);
+    unwatch(s, sb->status);
     sb->status = -1;
     if (n == 0) {
         if (sb->state == S_DYING) return;
@@ -329,7 +335,7 @@ static void request(struct spawner *s, struct reader *r, const int *fds, unsigne
 /* ---- the owner ---- */
 
 static void drop_owner(struct spawner *s) {
-    if (s->owner >= 0) close(s->owner);
+    if (s->owner >= 0) unwatch(s, s->owner);
     s->owner = -1;
 }
 
@@ -427,8 +433,8 @@ void loop_run(struct spawner *s) {
     listen_to(s, s->timer, FROM_TIMER, 0);
     listen_to(s, s->signals, FROM_SIGNALS, 0);
     if (!s->config.durable) listen_to(s, s->lifeline, FROM_LIFELINE, 0);
+    kits_start(s); /* first: its helper lives as long as we do, and keeps what is open now */
     adopt_running(s);
-    kits_start(s);
     if (s->kit_orders >= 0) listen_to(s, s->kit_orders, FROM_KITS, 0);
     kits_refill(s);
     for (;;) {

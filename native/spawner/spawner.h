@@ -214,6 +214,7 @@ void process_end_all(struct spawner *s, uint32_t slot);
 
 /* loop.c */
 void watch_pidfd(struct spawner *s, const struct sandbox *sb);
+void unwatch(const struct spawner *s, int fd); /* and closes it */
 _Noreturn void loop_run(struct spawner *s);
 void rearm(struct spawner *s, uint64_t deadline);
 uint64_t boottime_ns(void);

@@ -61,8 +61,8 @@ void table_remove(struct spawner *s, struct sandbox *sb) {
     at = &s->by_pid[pid_bucket(sb->pid)];
     while (*at != sb) at = &(*at)->next_pid;
     *at = sb->next_pid;
-    if (sb->pidfd >= 0) close(sb->pidfd);
-    if (sb->status >= 0) close(sb->status);
+    if (sb->pidfd >= 0) unwatch(s, sb->pidfd);
+    if (sb->status >= 0) unwatch(s, sb->status);
     s->n_sandboxes--;
     free(sb);
 }
