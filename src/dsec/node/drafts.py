@@ -91,7 +91,7 @@ def exec_result(sandbox: SandboxId, result: ExecResult, exit_: Exit, output: Out
         "outcome": "ok",
         "exit_code": result.exit_code,
         "signal": result.signal,
-        "cause": exit_.cause.value,
+        "cause": str(exit_.cause),
         "duration": round(result.duration, 6),
         "stdout_bytes": output.stdout.seen,
         "stderr_bytes": output.stderr.seen,
@@ -99,9 +99,9 @@ def exec_result(sandbox: SandboxId, result: ExecResult, exit_: Exit, output: Out
     if result.oom:
         payload["oom"] = True
     if output.stdout.seen:
-        payload["stdout"] = "sha256:" + output.stdout.digest.hexdigest()
+        payload["stdout"] = "sha256:" + output.stdout.digest()
     if output.stderr.seen:
-        payload["stderr"] = "sha256:" + output.stderr.digest.hexdigest()
+        payload["stderr"] = "sha256:" + output.stderr.digest()
     if not (output.stdout.whole and output.stderr.whole):
         payload["gap"] = (
             True  # part of the output was no longer kept when a later engine took over: digests cover the rest

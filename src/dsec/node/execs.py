@@ -14,6 +14,7 @@ from dsec.model.checks import check_count
 from dsec.model.execs import Cause, Chunk, ExecInfo, ExecRequest, ExecResult, Exit, PtySize
 from dsec.model.ids import ExecId, SandboxId, new_exec_id
 from dsec.model.journal import Json, Phase, Record
+from dsec.model.sandbox import State
 from dsec.node.drafts import EXEC
 from dsec.node.handles import Handle, Table
 from dsec.node.output import Output
@@ -128,9 +129,11 @@ class Execs(ExecService):
     async def run(
         self, sandbox: SandboxId, request: ExecRequest, stdin: AsyncIterator[bytes] | None = None
     ) -> ExecResult:
-        run = self._prepare(await self._table.running(sandbox), request, stdin)
-        task = self._runner.launch(run)
-        return await settled(task, lambda: self._runner.kill(run))
+        handle = self._table.find(sandbox)
+        if handle is None or handle.info.state is not State.RUNNING:
+            handle = await self._table.running(sandbox)
+        run = self._prepare(handle, request, stdin)
+        return await self._runner.finished(run)
 
     async def start(self, sandbox: SandboxId, request: ExecRequest) -> ExecSession:
         run = self._prepare(await self._table.running(sandbox), request, None)

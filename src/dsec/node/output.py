@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
-from typing import Final
+from typing import Final, Protocol
 
 from dsec.model.execs import Chunk, Stream
 
@@ -15,16 +15,24 @@ WINDOW_CHUNKS: Final = 1024
 PIECE: Final = 1 << 16
 
 
+class Hash(Protocol):
+    """A running digest."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
 class Side:
     """One stream. ``seen``: bytes so far, gaps included; ``kept``: the first of them; ``whole``: there was no gap."""
 
-    __slots__ = ("digest", "kept", "seen", "whole")
+    __slots__ = ("_digest", "kept", "seen", "whole")
 
     def __init__(self) -> None:
         self.kept = bytearray()
         self.seen = 0
         self.whole = True
-        self.digest = sha256()
+        self._digest: Hash | None = None  # many commands write nothing
 
     def take(self, chunk: Chunk, limit: int) -> Chunk | None:
         """Account for ``chunk``; what of it is new, or None."""
@@ -36,13 +44,19 @@ class Side:
         elif behind < 0:
             self.whole = False
         data = chunk.data
-        self.digest.update(data)
+        if self._digest is None:
+            self._digest = sha256()
+        self._digest.update(data)
         self.seen = chunk.offset + len(data)
         if self.whole:
             room = limit - len(self.kept)
             if room > 0:
                 self.kept += data if len(data) <= room else data[:room]
         return chunk
+
+    def digest(self) -> str:
+        """Of all that was taken, in hexadecimal."""
+        return (self._digest or sha256()).hexdigest()
 
 
 class Reader:

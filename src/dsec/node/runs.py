@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Final, Protocol
+from typing import Final
 
 from dsec.errors import DsecError, NotFound, ProtocolError, RuntimeUnavailable, UnknownOutcome
 from dsec.model.execs import Cause, Command, ExecRequest, ExecResult, Exit, PtySize
@@ -18,7 +18,7 @@ from dsec.node import drafts
 from dsec.node.clock import Clock
 from dsec.node.guests import Guests
 from dsec.node.handles import Handle
-from dsec.node.output import Output
+from dsec.node.output import Hash, Output
 from dsec.node.work import Work
 from dsec.ports.guest import Guest, GuestExec
 from dsec.ports.journal import Journal
@@ -31,14 +31,6 @@ TOLD_MOST: Final = 16  # ended commands that a guest is let to forget together
 TOLD_BYTES: Final = 4096  # of output, beyond which it is told at once: it keeps the last of it
 TOLD_AFTER: Final = 0.02  # seconds
 TOLD_KEPT: Final = 256
-
-
-class Hash(Protocol):
-    """A running digest."""
-
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +54,7 @@ class Run:
     started: asyncio.Future[None] | None = None
     task: asyncio.Task[ExecResult] | None = None
     exit: Exit | None = None
+    waiter: asyncio.Future[None] | None = None
     verdict: DsecError | None = None
     record: bool = True
     fed: Hash | None = None
@@ -72,6 +65,11 @@ class Run:
         if self.task is None:
             raise RuntimeError("a run is launched before it is waited for")
         return self.task
+
+    def wake(self, _: object = None) -> None:
+        """Whoever waits for the result may look at the task."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
     def abandon(self, error: DsecError, *, record: bool = True) -> None:
         if self.verdict is None and self.exit is None and self.task is not None and not self.task.done():
@@ -95,6 +93,21 @@ class Runner:
         run.handle.busy += 1
         run.task = self._work.start(self._drive(run))
         return run.task
+
+    async def finished(self, run: Run) -> ExecResult:
+        """Launch it and wait; when the *waiter* is cancelled, it is killed and the task goes on until that is recorded."""
+        run.waiter = asyncio.get_running_loop().create_future()
+        task = self.launch(run)
+        task.add_done_callback(
+            run.wake
+        )  # the job itself wakes us sooner, unless it is cancelled before it begins
+        try:
+            await run.waiter
+        except asyncio.CancelledError:
+            if not task.done():
+                self.kill(run)
+            raise
+        return await task
 
     def kill(self, run: Run) -> None:
         """Nobody waits for it any more: end its tree, now or as soon as it has started."""
@@ -130,6 +143,7 @@ class Runner:
             handle.runs.pop(run.id, None)
             handle.busy -= 1
             handle.used = self._clock.boot()
+            run.wake()
 
     async def _recorded(self, run: Run) -> ExecResult:
         try:

@@ -271,6 +271,22 @@ class Link(asyncio.BufferedProtocol):
 
     def begin(self, channel: Channel, kind: int, payload: bytes, *, window: int = 0) -> None:
         """As :meth:`start`, at once."""
+        self.write(self._opening(channel, kind, payload, window))
+
+    def begin_all(self, channels: Sequence[Channel], messages: Sequence[wire.Message]) -> None:
+        """As :meth:`begin` for each, in one write."""
+        payloads = [outgoing(message) for message in messages]
+        self.write(
+            b"".join(
+                [
+                    self._opening(channel, message.KIND, payload, 0)
+                    for channel, message, payload in zip(channels, messages, payloads, strict=True)
+                ]
+            )
+        )
+
+    def _opening(self, channel: Channel, kind: int, payload: bytes, window: int) -> bytes:
+        """The first frame of an operation, which counts as open now.  Raises: RuntimeUnavailable, Busy."""
         if self.failure is not None:
             raise self.gone()
         if len(self._channels) > self.bounds.channels:
@@ -284,7 +300,7 @@ class Link(asyncio.BufferedProtocol):
         channel.number, channel.window = number, window
         self._granted += window
         self._channels[number] = channel
-        self.write(wire.encode_frame(kind, number, payload))
+        return wire.encode_frame(kind, number, payload)
 
     def release(self, channel: Channel) -> None:
         """The operation has had its last frame."""
@@ -362,8 +378,8 @@ async def call_all(
     """Requests sent together, and their answers.  Raises: as :meth:`Link.start`."""
     channels = [Call(link, accepts) for _ in messages]
     try:
-        for channel, message in zip(channels, messages, strict=True):
-            await link.start(channel, message)
+        await link.drain()
+        link.begin_all(channels, messages)
         answers = await asyncio.gather(*[channel.answer for channel in channels])
     finally:
         for channel in channels:

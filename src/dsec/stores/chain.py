@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from dsec.errors import BadRequest, StoreDamaged, TooLarge
 from dsec.model.journal import Draft, Json
@@ -24,6 +24,21 @@ _CHAIN: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _UNFIT: Final = re.compile("[\0\ud800-\udfff]")
 # ASCII only: lone surrogates (undecodable bytes of a path or an argument) survive as escapes.
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _one_shot() -> Callable[[object, int], Iterable[str]]:
+    """The encoder that ``_ENCODER.encode`` would set up anew for every payload, where Python has it in C."""
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return lambda payload, _: (_ENCODER.encode(payload),)
+    escape = json.encoder.encode_basestring_ascii
+    encode: Callable[[object, int], Iterable[str]] = make(
+        None, _ENCODER.default, escape, None, ":", ",", True, False, False
+    )
+    return encode
+
+
+_ENCODE: Final = _one_shot()
 
 
 class Prepared(NamedTuple):
@@ -43,10 +58,12 @@ def prepare(draft: Draft) -> Prepared:
     """
     if not _CHAIN.fullmatch(draft.chain):
         raise BadRequest(f"chain: {draft.chain[:150]!r} is not 1 to 128 letters, digits or any of ._:-")
-    for name, text in (("act", draft.act), ("ref", draft.ref), ("actor", draft.actor)):
-        _check_name(name, text)
+    names = f"{draft.act}{draft.ref}{draft.actor}"
+    if len(names) > MAX_NAME or _UNFIT.search(names):  # else each of them fits as well
+        for name, text in (("act", draft.act), ("ref", draft.ref), ("actor", draft.actor)):
+            _check_name(name, text)
     payload = encode(draft.payload)
-    return Prepared(draft, payload, hashlib.sha256(payload).digest())
+    return tuple.__new__(Prepared, (draft, payload, hashlib.sha256(payload).digest()))
 
 
 def encode(payload: Mapping[str, Json]) -> bytes:
@@ -57,7 +74,7 @@ def encode(payload: Mapping[str, Json]) -> bytes:
         TooLarge: over 64 KiB.
     """
     try:
-        data = _ENCODER.encode(dict(payload)).encode("ascii")
+        data = "".join(_ENCODE(payload if type(payload) is dict else dict(payload), 0)).encode("ascii")
     except (TypeError, ValueError, RecursionError) as exc:
         raise BadRequest(f"payload: not JSON: {exc}") from exc
     if len(data) > MAX_PAYLOAD:
@@ -84,7 +101,7 @@ def decode(payload: bytes) -> dict[str, Json]:
 def link(prepared: Prepared, *, seq: int, at: int, previous: bytes) -> bytes:
     """The digest of a record. ``at``: microseconds since the epoch."""
     draft = prepared.draft
-    fields = (draft.chain, seq, at, draft.act, draft.phase.value, draft.ref, draft.actor)
+    fields = (draft.chain, seq, at, draft.act, str(draft.phase), draft.ref, draft.actor)
     return link_fields(fields, payload_digest=prepared.payload_digest, previous=previous)
 
 

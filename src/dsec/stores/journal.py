@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,11 +96,17 @@ class SqliteStore(Journal, Sandboxes, Execs):
     async def append(self, *drafts: Draft) -> tuple[Record, ...]:
         if len(drafts) > MAX_DRAFTS:
             raise TooLarge(f"{len(drafts)} records at once, the bound is {MAX_DRAFTS}")
+        if len(drafts) == 1:
+            one = prepare(drafts[0])
+            record = await self._writer.run(
+                partial(self._ledger.append, one),
+                size=len(one.payload),
+                bare=partial(self._ledger.is_bare, one.draft.chain),
+            )
+            return (record,)
         prepared = [prepare(draft) for draft in drafts]
         if not prepared:
             return ()
-        if len(prepared) == 1:
-            return (await self._append_one(prepared[0]),)
         size = sum(len(one.payload) for one in prepared)
         return await self._writer.run(lambda: tuple(map(self._ledger.append, prepared)), size=size)
 
@@ -241,13 +248,6 @@ class SqliteStore(Journal, Sandboxes, Execs):
     async def open_execs(self, sandbox: SandboxId) -> tuple[StoredExec, ...]:
         rows = await self._query(sql.OPEN_EXECS, (sandbox,))
         return tuple(_stored(record_of(sandbox, row), None) for row in rows)
-
-    async def _append_one(self, prepared: Prepared) -> Record:
-        return await self._writer.run(
-            lambda: self._ledger.append(prepared),
-            size=len(prepared.payload),
-            bare=lambda: self._ledger.is_bare(prepared.draft.chain),
-        )
 
     def _has(self, draft: Draft, phase: Phase) -> bool:
         rows = self._parts.db.execute(sql.EXEC_BY_REF, (draft.chain, str(phase), draft.ref))

@@ -10,7 +10,7 @@ from typing import Final
 
 from dsec.errors import StorageFull
 from dsec.model.journal import Record
-from dsec.stores.chain import GENESIS, Prepared, link
+from dsec.stores.chain import GENESIS, Prepared, link_fields
 
 _INSERT: Final = "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _CHAIN: Final = "SELECT number FROM chain WHERE name = ?"
@@ -72,31 +72,20 @@ class Ledger:
         Raises:
             StorageFull: signed checkpoints could not be written for too long.
         """
-        draft = prepared.draft
-        head = self._head(draft.chain)
-        if draft.chain not in self.unsigned and draft.chain not in self._staged:
+        draft, payload, payload_digest = prepared
+        chain, staged = draft.chain, self._staged
+        before = staged.get(chain) if staged else None
+        head = before or self._heads.get(chain) or self._find(chain)
+        if chain not in self.unsigned and before is None:
             self._mark_unsigned(head.number)
-        seq, at = head.seq + 1, int(self._now() * 1_000_000)
-        digest = link(prepared, seq=seq, at=at, previous=head.digest)
-        self._db.execute(
-            _INSERT,
-            (
-                head.number,
-                seq,
-                at,
-                draft.act,
-                str(draft.phase),
-                draft.ref,
-                draft.actor,
-                prepared.payload,
-                prepared.payload_digest,
-                digest,
-            ),
-        )
-        self._undo.append((draft.chain, self._staged.get(draft.chain)))
-        self._staged[draft.chain] = Head(head.number, seq, digest)
+        seq, at, phase = head.seq + 1, int(self._now() * 1_000_000), str(draft.phase)
+        fields = (chain, seq, at, draft.act, phase, draft.ref, draft.actor)
+        digest = link_fields(fields, payload_digest=payload_digest, previous=head.digest)
+        self._db.execute(_INSERT, (head.number, *fields[1:], payload, payload_digest, digest))
+        self._undo.append((chain, before))
+        staged[chain] = Head(head.number, seq, digest)
         return Record(
-            chain=draft.chain,
+            chain=chain,
             seq=seq,
             at=at / 1_000_000,
             act=draft.act,
@@ -124,8 +113,10 @@ class Ledger:
         """The transaction was committed."""
         self.unsigned_records += len(self._undo)
         for chain, head in self._staged.items():
-            self._keep(chain, head)
-            self.unsigned[chain] = head
+            self._heads[chain] = self.unsigned[chain] = head
+            self._heads.move_to_end(chain)
+        while len(self._heads) > self._cached:
+            self._heads.popitem(last=False)
         self._staged.clear()
         self._undo.clear()
 
@@ -149,14 +140,8 @@ class Ledger:
             )
         self._db.execute(_UNSIGNED, (number,))
 
-    def _head(self, chain: str) -> Head:
-        head = self._staged.get(chain)
-        if head is not None:
-            return head
-        head = self._heads.get(chain)
-        if head is not None:
-            self._heads.move_to_end(chain)
-            return head
+    def _find(self, chain: str) -> Head:
+        """The head of a chain that is not in memory."""
         row = self._db.execute(_CHAIN, (chain,)).fetchone()
         if row is not None:
             return self._stored_head(row[0])
@@ -167,9 +152,3 @@ class Ledger:
     def _stored_head(self, number: int) -> Head:
         row = self._db.execute(_HEAD, (number,)).fetchone()
         return Head(number, *row) if row else Head(number, 0, GENESIS)
-
-    def _keep(self, chain: str, head: Head) -> None:
-        self._heads[chain] = head
-        self._heads.move_to_end(chain)
-        if len(self._heads) > self._cached:
-            self._heads.popitem(last=False)

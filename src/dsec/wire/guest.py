@@ -328,12 +328,12 @@ class _List(_Part):
 class Layout:
     """The fields of a payload or item, in order."""
 
-    __slots__ = ("_numbers", "_parts")
+    __slots__ = ("_parts", "numbers")
 
     def __init__(self, *parts: _Part | str) -> None:
         self._parts = tuple(_Numbers(part) if isinstance(part, str) else part for part in parts)
-        only = parts[0] if len(parts) == 1 else None
-        self._numbers = struct.Struct("<" + only) if isinstance(only, str) else None
+        only = parts[0] if len(parts) == 1 else None if parts else ""
+        self.numbers = struct.Struct("<" + only) if isinstance(only, str) else None
 
     def put(self, values: Sequence[Any], out: list[bytes]) -> None:
         """Append the bytes of ``values``."""
@@ -360,9 +360,6 @@ class Layout:
 
     def decode(self, data: bytes) -> Sequence[Any]:
         """All of ``data``.  Raises: ProtocolError: cut short, too long or out of range."""
-        numbers = self._numbers
-        if numbers is not None and len(data) == numbers.size:
-            return numbers.unpack(data)
         out: list[Any] = []
         try:
             end = self.take(data, 0, out)
@@ -475,7 +472,7 @@ class _EntryPart(_Part):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A decoded payload. ``MOST`` bounds fields that have fewer values than their width."""
+    """A decoded payload. ``MOST`` bounds fields that have fewer values than their width: without it all are allowed."""
 
     KIND: ClassVar[Kind]
     LAYOUT: ClassVar[Layout] = Layout()
@@ -499,8 +496,13 @@ class Message:
     @classmethod
     def decode(cls, payload: bytes) -> Self:
         """Raises: ProtocolError."""
-        message = cls(*cls.LAYOUT.decode(payload))
-        message.check()
+        numbers = cls.LAYOUT.numbers
+        if numbers is not None and len(payload) == numbers.size:
+            message = cls(*numbers.unpack(payload))
+        else:
+            message = cls(*cls.LAYOUT.decode(payload))
+        if cls.MOST:
+            message.check()
         return message
 
 
@@ -1095,7 +1097,10 @@ def decode_request(frame: Frame) -> Message:
 
 def decode_reply(frame: Frame) -> Message:
     """What init sent; the ``DATA`` of an exec goes through :func:`split_output` instead.  Raises: ProtocolError."""
-    return _decode(frame, _FROM_INIT)
+    cls = _FROM_INIT.get(frame.kind)
+    if cls is None or frame.flags:
+        return _decode(frame, _FROM_INIT)
+    return cls.decode(frame.payload)
 
 
 # --- DATA --------------------------------------------------------------------------------------------------------
