@@ -13,6 +13,7 @@ import ctypes
 import errno
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -1485,3 +1486,15 @@ def test_container_is_refused_by_name_where_it_cannot_be_had(engine: Dsec) -> No
         engine.sandboxes.create(level="container")
     assert isinstance(caught.value, DsecError)
     assert "root" in str(caught.value)
+
+
+def test_the_page_names_tests_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    written = "".join(path.read_text() for path in root.glob("tests/*/test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", (root / "docs/reference/isolation.md").read_text()))
+    assert len(named) > 50
+    assert [name for name in sorted(named) if f"def {name}(" not in written] == []
+    flags = set(
+        re.findall(r"`(\w+)`", (root / "docs/reference/isolation.md").read_text().split("## Level")[0])
+    )
+    assert {flag.value for flag in Flag} <= flags, "every flag is explained"
