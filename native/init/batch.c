@@ -93,10 +93,17 @@ static int make_file(struct batch *b, int dir, const char *name, const struct ba
     return err;
 }
 
+static bool is_directory(int dir, const char *name) {
+    struct stat st;
+    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
+}
+
 static int make_directory(struct batch *b, int dir, const char *name, const struct batch_op *op) {
     bool made = mkdirat(dir, name, op->mode) == 0;
     if (!made && errno != EEXIST)
         return errno;
+    if (!made && op->mtime == KEEP_TIME && is_directory(dir, name))
+        return 0;
     int fd = open_path(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0, true);
     if (fd < 0)
         return errno == ELOOP || errno == ENOTDIR ? EEXIST : made || errno == EACCES ? 0 : errno;

@@ -112,6 +112,18 @@ def test_a_tar_archive_goes_up() -> None:
     assert (report.entries, report.bytes) == (6, 300_005)
 
 
+def test_parents_that_an_archive_does_not_name_are_made() -> None:
+    files, _ = up(member("a/b/c", data=b"1"), member("a/b/d", data=b"2"))
+    kept = archives.KEEP_TIME
+    assert [(op.path, op.mtime_ns == kept) for op in files.ops] == [
+        (b"a", True),
+        (b"a/b", True),
+        (b"a/b/c", False),
+        (b"a/b/d", False),
+    ]
+    assert not files.attributes
+
+
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -43,6 +43,8 @@ _BATCH_BYTES: Final = 256 * 1024 - 8192
 _BATCH_OPS: Final = 512
 _PER_OP: Final = 21
 _MODE: Final = 0o777
+KEEP_TIME: Final = -(2**63)
+_KNOWN_PARENTS: Final = 100_000
 _MAX_NAME: Final = 255
 _MAX_PATH: Final = 4095
 _MAX_HEADER: Final = 2**20
@@ -218,13 +220,30 @@ def _tar_items(stream: IO[bytes]) -> Iterator[_Item]:
     """Raises: ArchiveRefused: also for what is not a tar archive."""
     try:
         with _Tar.open(fileobj=stream, mode="r|*", errorlevel=2, errors="surrogateescape") as tar:
+            known: set[str] = set()
             for member in tar:
-                yield _tar_item(tar, member)
+                item = _tar_item(tar, member)
+                yield from _parents(item.name, known)
+                if item.op.kind is BatchKind.DIRECTORY and len(known) < _KNOWN_PARENTS:
+                    known.add(item.name)
+                yield item
                 tar.members = []  # type: ignore[attr-defined]  # a long archive must not be remembered
     except DsecError:
         raise
     except (*_UNREADABLE, ArithmeticError, ValueError, OSError, RecursionError) as wrong:
         raise ArchiveRefused(f"the archive cannot be read: {wrong}") from wrong
+
+
+def _parents(name: str, known: set[str]) -> Iterator[_Item]:
+    """Directories that an archive does not name, made where there are none; those that exist stay as they are."""
+    parts = name.split("/")[:-1]
+    for depth in range(1, len(parts) + 1):
+        path = "/".join(parts[:depth])
+        if path not in known:
+            if len(known) < _KNOWN_PARENTS:
+                known.add(path)
+            op = BatchOp(BatchKind.DIRECTORY, os.fsencode(path), 0o755, KEEP_TIME)
+            yield _Item(op=op, name=path)
 
 
 def _local_items(root: Path, report: Transfer) -> Iterator[_Item]:
@@ -305,6 +324,8 @@ class _Groups:
         if op.kind is BatchKind.DIRECTORY:
             if not item.name:
                 return None
+            if op.mtime_ns == KEEP_TIME:
+                return op
             self.folders.append(op)
             return replace(op, mode=op.mode | stat.S_IRWXU)  # so that its content can be made
         if item.file is None:
