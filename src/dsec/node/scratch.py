@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from dsec.errors import Unsupported
 from dsec.model.execs import ExecInfo, ExecRequest, ExecResult
@@ -33,11 +33,16 @@ class ScratchExecs(ExecService):
         self._lifecycle = lifecycle
         self._kit = kit
 
-    async def run(
+    def run(
         self, sandbox: SandboxId, request: ExecRequest, stdin: AsyncIterator[bytes] | None = None
+    ) -> Coroutine[Any, Any, ExecResult]:
+        if request.scratch:
+            return self._run_in_copy(sandbox, request, stdin)
+        return self._inner.run(sandbox, request, stdin)
+
+    async def _run_in_copy(
+        self, sandbox: SandboxId, request: ExecRequest, stdin: AsyncIterator[bytes] | None
     ) -> ExecResult:
-        if not request.scratch:
-            return await self._inner.run(sandbox, request, stdin)
         parent = (await self._kit.table.present(sandbox)).info
         copy = await self._lifecycle.create(_copy_of(parent, request), parent=sandbox)
         try:

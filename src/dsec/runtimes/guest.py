@@ -17,7 +17,7 @@ from dsec.ports.guest import Guest, GuestExec
 from dsec.runtimes.guest_errors import exec_error
 from dsec.runtimes.guest_exec import AttachedExec, Requests, info_of
 from dsec.runtimes.guest_files import FilesOverLink
-from dsec.runtimes.link import Bounds, Link, Unheard, call, call_all, outgoing
+from dsec.runtimes.link import Bounds, Link, Unheard, call, outgoing, tell_all
 from dsec.wire import guest as wire
 
 CONNECT_SECONDS: Final = 5.0
@@ -111,10 +111,11 @@ class GuestConnection(Guest):
 
     async def forget(self, *exec_ids: ExecId) -> None:
         """These outcomes are stored.  Raises: Conflict: one still runs."""
-        answers = await call_all(self._link, [wire.Forget(one.encode()) for one in exec_ids], wire.Ok)
-        for exec_id, answer in zip(exec_ids, answers, strict=True):
-            if isinstance(answer, wire.Error) and answer.code != wire.ErrorCode.UNKNOWN_EXEC:
-                raise exec_error(answer, exec_id)
+        payloads = [wire.encode_forget(exec_id.encode()) for exec_id in exec_ids]
+        errors = await tell_all(self._link, wire.Kind.FORGET, payloads)
+        for exec_id, error in zip(exec_ids, errors, strict=True):
+            if error is not None and error.code != wire.ErrorCode.UNKNOWN_EXEC:
+                raise exec_error(error, exec_id)
 
     async def _tell(self, exec_id: ExecId, message: wire.Message, harmless: tuple[int, ...]) -> None:
         answer = await call(self._link, message, wire.Ok)

@@ -228,7 +228,7 @@ class AttachedExec(GuestExec, Channel):
         self._link.release(self)
         if self._outlet is not None:
             self._outlet.close()
-        self._inlet.arrived.notify()
+        self._inlet.finish()
 
     def _unknown(self) -> DsecError:
         reason = self._link.gone()

@@ -273,17 +273,10 @@ class Link(asyncio.BufferedProtocol):
         """As :meth:`start`, at once."""
         self.write(self._opening(channel, kind, payload, window))
 
-    def begin_all(self, channels: Sequence[Channel], messages: Sequence[wire.Message]) -> None:
+    def begin_all(self, channels: Sequence[Channel], kind: int, payloads: Sequence[bytes]) -> None:
         """As :meth:`begin` for each, in one write."""
-        payloads = [outgoing(message) for message in messages]
-        self.write(
-            b"".join(
-                [
-                    self._opening(channel, message.KIND, payload, 0)
-                    for channel, message, payload in zip(channels, messages, payloads, strict=True)
-                ]
-            )
-        )
+        parts = zip(channels, payloads, strict=True)
+        self.write(b"".join([self._opening(channel, kind, payload, 0) for channel, payload in parts]))
 
     def _opening(self, channel: Channel, kind: int, payload: bytes, window: int) -> bytes:
         """The first frame of an operation, which counts as open now.  Raises: RuntimeUnavailable, Busy."""
@@ -372,20 +365,50 @@ async def call(link: Link, message: wire.Message, accepts: type[_Answer]) -> _An
     return answer
 
 
-async def call_all(
-    link: Link, messages: Sequence[wire.Message], accepts: type[_Answer]
-) -> list[_Answer | wire.Error]:
-    """Requests sent together, and their answers.  Raises: as :meth:`Link.start`."""
-    channels = [Call(link, accepts) for _ in messages]
+class _Told(Channel):
+    """One of several requests that were sent together; ``error``: the answer was not OK."""
+
+    def __init__(self, link: Link, waiting: set[_Told], answered: Notice) -> None:
+        self._link = link
+        self._waiting = waiting
+        self._answered = answered
+        self.error: wire.Error | None = None
+
+    def on_frame(self, frame: wire.Frame) -> None:
+        message = wire.decode_reply(frame)
+        if isinstance(message, wire.Error):
+            self.error = message
+        elif not isinstance(message, wire.Ok):
+            raise unexpected(frame, "where OK was due")
+        self._link.release(self)
+        self._end()
+
+    def on_lost(self, reason: DsecError) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._waiting.discard(self)
+        if not self._waiting:
+            self._answered.notify()
+
+
+async def tell_all(link: Link, kind: wire.Kind, payloads: Sequence[bytes]) -> list[wire.Error | None]:
+    """Requests sent together, each answered by OK (None here) or ERROR.  Raises: as :meth:`Link.start`."""
+    await link.drain()
+    waiting: set[_Told] = set()
+    answered = Notice(link.loop)
+    channels = [_Told(link, waiting, answered) for _ in payloads]
+    waiting.update(channels)
     try:
-        await link.drain()
-        link.begin_all(channels, messages)
-        answers = await asyncio.gather(*[channel.answer for channel in channels])
+        link.begin_all(channels, kind, payloads)
+        while waiting:
+            await answered
     finally:
         for channel in channels:
             link.abandon(channel)
-            channel.answer.cancel()
-    return cast("list[_Answer | wire.Error]", answers)
+    if link.failure is not None:
+        raise link.gone()
+    return [channel.error for channel in channels]
 
 
 class Unheard(Channel):
@@ -431,7 +454,7 @@ class Inlet:
 
     def __init__(self, link: Link, channel: Channel, window: int) -> None:
         self._link = link
-        self._channel = channel
+        self._channel: Channel | None = channel
         self._window = self._credit = window
         self._owed = 0
         self._queue: deque[Piece] = deque()
@@ -477,6 +500,11 @@ class Inlet:
         self._consumed(len(piece.data))
         return piece
 
+    def finish(self) -> None:
+        """Init sends no more. Also ends the cycle of references between an operation and what it holds."""
+        self._channel = None
+        self.arrived.notify()
+
     def drop(self) -> None:
         """Forget what is held and all that follows."""
         self._dropping = True
@@ -485,8 +513,9 @@ class Inlet:
 
     def _consumed(self, count: int) -> None:
         self._owed += count
-        if self._owed * 4 >= self._window and self._channel.number:
-            self._link.write(wire.Credit(self._owed).frame(self._channel.number))
+        channel = self._channel
+        if self._owed * 4 >= self._window and channel is not None and channel.number:
+            self._link.write(wire.Credit(self._owed).frame(channel.number))
             self._credit += self._owed
             self._owed = 0
 

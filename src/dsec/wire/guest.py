@@ -670,6 +670,13 @@ class Forget(Message):
     id: bytes
 
 
+def encode_forget(identifier: bytes) -> bytes:
+    """The payload of :class:`Forget`.  Raises: ProtocolError: not 1 to 64 bytes."""
+    if not 1 <= len(identifier) <= MAX_ID:
+        raise ProtocolError(f"an exec id of {len(identifier)} bytes, 1 to {MAX_ID} are allowed")
+    return _U32.pack(len(identifier)) + identifier
+
+
 @dataclass(frozen=True, slots=True)
 class ListExecs(Message):
     KIND = Kind.LIST_EXECS
