@@ -23,7 +23,7 @@ from typing import Final
 
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
-from dsec.errors import Conflict, DsecError, IsolationUnavailable, Unsupported
+from dsec.errors import Busy, Conflict, DsecError, IsolationUnavailable, Unsupported
 from dsec.images import gc as images_gc
 from dsec.images.probe import image_layer
 from dsec.images.store import ImageStore
@@ -57,6 +57,8 @@ _RUN: Final = Path("/run/dsec")  # in memory, for root
 _UID_LOCKS: Final = _RUN / "uids"
 _HOMES: Final = Path("/var/tmp")  # others must be able to enter it: private users live below
 _PREFIX: Final = "dsec-"
+_OWNER: Final = ".owner"
+_TRIES: Final = 5
 _TRIAL_SECONDS: Final = 60.0
 _JOURNAL: Final = "journal"
 _KEYS: Final = "keys"
@@ -165,9 +167,11 @@ class _State:
         if not self.durable:
             for path in (self.run, self.homes, self.path):
                 shutil.rmtree(path, ignore_errors=True)
+            self.run.with_name(f"{self.run.name}{_OWNER}").unlink(missing_ok=True)
         else:
-            with contextlib.suppress(OSError):
-                self.homes.rmdir()  # only an empty one goes
+            for path in (*(self.run / level.value for level in Level), self.run, self.homes):
+                with contextlib.suppress(OSError):
+                    path.rmdir()  # only an empty one goes: what runs on keeps its own
         os.close(self.lock)
 
 
@@ -198,21 +202,49 @@ def _homes(tag: str, state: Path) -> Path:
 
 
 def _run(tag: str, state: Path) -> Path:
-    return _RUN / tag if os.geteuid() == 0 else state / "run"
+    """Where sockets are made. The link beside it tells a later sweep whose they were."""
+    if os.geteuid() != 0:
+        return state / "run"
+    path = _RUN / tag
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (_RUN / f"{tag}{_OWNER}").symlink_to(state.resolve())
+    return path
 
 
 def _private_state() -> _State:
     base = Path(tempfile.gettempdir())
     _sweep(base)
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-    lock = _lock(path)
-    if lock is None:
-        raise Conflict(f"{path} was taken by another engine at once")
-    return _State(path, _homes(path.name, path), _run(path.name, path), path.name, False, lock)
+    for _ in range(_TRIES):
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        lock = _lock(path)
+        if lock is not None:  # else another engine's sweep found it in the moment before it was locked
+            return _State(path, _homes(path.name, path), _run(path.name, path), path.name, False, lock)
+    raise Busy(f"{_TRIES} state directories in {base} were taken by other engines at once")
+
+
+def _sweep_orphans() -> None:
+    """Remove what is left of engines whose whole state directory somebody removed."""
+    for link in _RUN.glob(f"{_PREFIX}*{_OWNER}") if os.geteuid() == 0 else ():
+        with contextlib.suppress(OSError):
+            if not link.readlink().exists():
+                _forget(link.name.removesuffix(_OWNER))
+
+
+def _forget(tag: str) -> bool:
+    """Remove cgroups, sockets and directories of level ``process``; False: some processes do not die yet."""
+    ended = [cgroups.remove(f"{tag}-{level.value}") for level in Level]
+    if not all(ended):
+        return False
+    shutil.rmtree(_HOMES / f"{tag}-homes", ignore_errors=True)
+    shutil.rmtree(_RUN / tag, ignore_errors=True)
+    (_RUN / f"{tag}{_OWNER}").unlink(missing_ok=True)
+    return True
 
 
 def _sweep(base: Path) -> tuple[Path, ...]:
     """Remove what private engines left that were killed together with their spawner; what was removed."""
+    _sweep_orphans()
     swept = []
     for path in base.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -226,13 +258,9 @@ def _sweep(base: Path) -> tuple[Path, ...]:
             lock = _lock(path)
             if lock is None:
                 continue
-            if os.geteuid() == 0:
-                ended = [cgroups.remove(f"{path.name}-{level.value}") for level in Level]
-                if not all(ended):  # processes that do not die: the next sweep tries again
-                    os.close(lock)
-                    continue
-                shutil.rmtree(_HOMES / f"{path.name}-homes", ignore_errors=True)
-                shutil.rmtree(_RUN / path.name, ignore_errors=True)
+            if os.geteuid() == 0 and not _forget(path.name):  # the next sweep tries again
+                os.close(lock)
+                continue
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
             swept.append(path)
