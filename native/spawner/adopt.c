@@ -114,11 +114,21 @@ static bool anyone(struct spawner *s, pid_t pid, uint32_t slot) {
     return true;
 }
 
+/* The lock of its block says that no other spawner holds it. One that was killed may have left children that are on their way
+ * out, or to being init, and hold it a moment longer. */
+static bool take(struct spawner *s, uint32_t slot) {
+    for (int tries = 0; tries < 1000; tries++) {
+        if (slot_take(s, slot)) return true;
+        usleep(2000);
+    }
+    note("the ids of a sandbox are held by somebody else", "", EBUSY);
+    return false;
+}
+
 static void adopt_slot(struct spawner *s, int dir, const char *name) {
     (void)dir;
     uint32_t slot = (uint32_t)strtoul(name + 1, NULL, 10);
-    /* The lock of its block says that no other spawner holds it. */
-    if (!each_process(s, slot, anyone) || !slot_take(s, slot)) return;
+    if (!each_process(s, slot, anyone) || !take(s, slot)) return;
     if (each_process(s, slot, adopt) < 0) return;
     end_orphans(s, slot);
     slot_at(s, slot)->used = slot_at(s, slot)->made = false;

@@ -2,6 +2,7 @@
  * fails, telling the spawner which one. When the report pipe closes without a word, init runs. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,6 +40,12 @@ static int arrange_descriptors(const struct spawner *s, int listener, int *repor
     return 0;
 }
 
+/* Nobody reads the report any more: the spawner died, and whoever adopts may have looked before we could be seen. */
+static bool forsaken(int report) {
+    struct pollfd p = {.fd = report};
+    return poll(&p, 1, 0) > 0 && p.revents & POLLERR;
+}
+
 static void exec_init(const struct spawner *s, const struct plan *p, int exe) {
     char id[ID_MAX + 1], oom[16];
     snprintf(id, sizeof id, "%.*s", (int)p->id.n, (const char *)p->id.p);
@@ -67,6 +74,7 @@ void child_run(const struct spawner *s, const struct plan *p, const struct kit *
     setpriority(PRIO_PROCESS, 0, 0);
     int exe = -1;
     if (arrange_descriptors(s, p->listener, &report, &exe)) fail(report, "descriptors", errno);
+    if (forsaken(report)) _exit(71);
     if (confine_rlimits(p->open_files)) fail(report, "resource limits", errno); /* after the descriptors that lie above it */
     if (confine_seccomp(s->config.level)) fail(report, "seccomp", errno);
     exec_init(s, p, exe);

@@ -76,11 +76,19 @@ static void prepare(struct spawner *s) {
     if (dup2(s->null, 0) < 0 || dup2(s->null, 1) < 0) die("standard input and output");
 }
 
+/* One that outlives its engine is nobody's child: no engine must stay, or keep count, to bury it. */
+static void leave_parent(void) {
+    pid_t pid = fork();
+    if (pid < 0) die("fork");
+    if (pid > 0) _exit(0);
+}
+
 int main(int argc, char **argv) {
     struct spawner s = {.listener = 3, .lifeline = 4, .owner = -1};
     /* What our starter had open besides is none of ours, nor of any sandbox. */
     syscall(SYS_close_range, 5, ~0u, 0);
     parse(&s, argc, argv);
+    if (s.config.durable) leave_parent();
     setsid();
     signal(SIGPIPE, SIG_IGN);
     signal(SIGHUP, SIG_IGN);

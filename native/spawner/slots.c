@@ -2,6 +2,7 @@
  *
  * Id blocks are taken machine-wide by a lock file each, so that two engines never share ids. Memory cgroups are
  * recycled instead of removed: making and removing them is quadratic in what the machine holds. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -110,11 +111,41 @@ static bool block_add(struct spawner *s, uint32_t block) {
     return true;
 }
 
+/* Whether a process runs in a slot of this block below one engine's directory. */
+static bool runs_below(int engine, uint32_t block) {
+    char path[300], text[16];
+    DIR *dir = fdopendir(engine);
+    bool found = false;
+    for (struct dirent *e; dir && !found && (e = readdir(dir));) {
+        if (e->d_name[0] != 's' || e->d_name[1] < '0' || e->d_name[1] > '9') continue;
+        if (strtoul(e->d_name + 1, NULL, 10) / BLOCK_SLOTS != block) continue;
+        snprintf(path, sizeof path, "%s/cgroup.procs", e->d_name);
+        found = read_at(engine, path, text, sizeof text) > 0;
+    }
+    if (dir) closedir(dir);
+    else close(engine);
+    return found;
+}
+
+/* A spawner that was killed holds no lock, but its sandboxes still have the ids: its successor's, and nobody else's. */
+static bool block_orphaned(const struct spawner *s, uint32_t block) {
+    int up = s->n_groups ? openat(s->groups[s->n_groups - 1].dir, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    DIR *dir = up < 0 ? NULL : fdopendir(up);
+    bool found = false;
+    for (struct dirent *e; dir && !found && (e = readdir(dir));) {
+        if (strncmp(e->d_name, "dsec-", 5)) continue;
+        int engine = openat(up, e->d_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        found = engine >= 0 && runs_below(engine, block);
+    }
+    if (dir) closedir(dir);
+    return found;
+}
+
 static bool block_find(struct spawner *s) {
     for (uint32_t block = 0; block < BLOCKS_MAX; block++) {
         bool held = false;
         for (unsigned b = 0; b < s->n_blocks; b++) held |= s->blocks[b] == block;
-        if (!held && block_add(s, block)) return true;
+        if (!held && !block_orphaned(s, block) && block_add(s, block)) return true;
     }
     return false;
 }

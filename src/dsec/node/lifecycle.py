@@ -204,7 +204,7 @@ class Lifecycle(SandboxService):
             draft = Draft(chain=handle.id, act="sandbox.extend", phase=Phase.NOTE, payload={"ttl": ttl})
             handle.info = await self._kit.sandboxes.expire_at(handle.id, at, draft)
             handle.deadline = deadline_boot(handle.info, now)
-            await handle.runtime.deadline(handle.id, handle.deadline + GRACE if handle.deadline else 0.0)
+            await handle.runtime.deadline(handle.id, spawner_deadline(handle.deadline))
         self._watch(handle)
         return handle.info
 
@@ -335,5 +335,10 @@ def plan_for(sandbox: SandboxId, spec: SandboxSpec, deadline: float = 0.0) -> Pl
         image=spec.base,
         read_only=spec.read_only,
         volumes=spec.volumes,
-        deadline=deadline + GRACE if deadline else 0.0,
+        deadline=spawner_deadline(deadline),
     )
+
+
+def spawner_deadline(deadline: float) -> float:
+    """When the runtime ends it by itself, should no engine have done so: boot seconds, 0 = never."""
+    return deadline + GRACE if deadline else 0.0

@@ -20,8 +20,9 @@ from dsec.node.execs import Execs
 from dsec.node.handles import Handle
 from dsec.node.janitor import Janitor
 from dsec.node.kit import Kit
-from dsec.node.lifecycle import Lifecycle
+from dsec.node.lifecycle import Lifecycle, spawner_deadline
 from dsec.node.reaper import end_of
+from dsec.node.scratch import LABEL as SCRATCH
 from dsec.ports.runtime import Ended, Runtime
 from dsec.ports.storage import Layers
 
@@ -50,6 +51,7 @@ class Reconciler:
         self._execs = execs
         self._janitor = janitor
         self._watch = watch
+        self._left: dict[SandboxId, dict[ExecId, tuple[str, ...]]] = {}
 
     async def run(self) -> None:
         """A pass now and then, for ever."""
@@ -62,20 +64,24 @@ class Reconciler:
     async def compare(self) -> None:
         """One pass. What fails for one sandbox is a problem of that one only."""
         rows = {row.id: row for row in await self._kit.sandboxes.list(LIVE)}
-        running = await self._running()
+        running, levels = await self._running()
         layers = set(await self._layers.list()) if self._layers is not None else set()
         for row in rows.values():
-            if row.spec.level in self._runtimes:
+            if row.spec.level in levels:
                 await self._alone(row.id, partial(self._row, row, running))
         for sandbox in (running.keys() | layers) - rows.keys():
             await self._alone(sandbox, partial(self._remains, sandbox, running.get(sandbox)))
 
-    async def _running(self) -> Found:
+    async def _running(self) -> tuple[Found, set[Level]]:
+        """What runs, and the levels that could tell. Of the others nothing is known, so nothing of theirs is touched."""
         found: Found = {}
+        levels: set[Level] = set()
         for level, runtime in self._runtimes.items():
-            for one in await runtime.list():
-                found[one.id] = level
-        return found
+            with suppress(DsecError):
+                for one in await runtime.list():
+                    found[one.id] = level
+                levels.add(level)
+        return found, levels
 
     async def _alone(self, sandbox: SandboxId, step: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -100,6 +106,8 @@ class Reconciler:
     async def _held(self, handle: Handle, running: Found) -> None:
         """One that this engine made or adopted: it must run, unless something is being done to it."""
         settled = handle.info.state in (State.RUNNING, State.PAUSED) and not handle.lock.locked()
+        if settled and handle.unsettled and handle.info.state is State.RUNNING:
+            await self.settle(handle)
         if settled and handle.id not in running:
             listed = await handle.runtime.list()  # it may have been made after the first look
             if handle.id not in {one.id for one in listed} and handle.info.state in (
@@ -145,10 +153,17 @@ class Reconciler:
         if end and end <= now:
             await self._lifecycle.destroy(handle.id, reason="ttl")
             return
+        if SCRATCH in handle.info.spec.labels:
+            await self._lifecycle.destroy(handle.id, reason="nobody waits for its command any more")
+            return
         paused = handle.info.state is State.PAUSED
         if Flag.PAUSE in handle.info.flags:
             await handle.runtime.freeze(handle.id, paused)  # a crash between record and act is finished here
+        if end_of(handle):  # a spawner that was started meanwhile does not know it
+            await handle.runtime.deadline(handle.id, spawner_deadline(handle.deadline))
         handle.oom_kills = max((await handle.runtime.metrics(handle.id)).oom_kills, 0)
+        # Looked up now, while nobody can start a command: later ones are not an earlier engine's.
+        self._left[handle.id] = await self._open(handle)
         handle.unsettled = True
         if paused:
             handle.paused_at = await self._paused_since(handle)
@@ -168,9 +183,13 @@ class Reconciler:
     async def settle(self, handle: Handle) -> None:
         """Find the true outcome of every command that an earlier engine left open."""
         handle.unsettled = False
-        open_execs = await self._open(handle)
-        guest = await self._kit.guests.get(handle)
-        known = {info.id: info for info in await guest.execs()}
+        try:
+            guest = await self._kit.guests.get(handle)
+            known = {info.id: info for info in await guest.execs()}
+        except BaseException:
+            handle.unsettled = True  # the next pass tries again
+            raise
+        open_execs = self._left.pop(handle.id, {})
         for exec_id, argv in open_execs.items():
             if exec_id in known:
                 self._execs.recover(handle, known[exec_id], argv)
@@ -178,7 +197,7 @@ class Reconciler:
                 await self._unknown(
                     handle, exec_id, "its init does not know it: it was never started, or its record was lost"
                 )
-        for exec_id in known.keys() - open_execs.keys():
+        for exec_id in known.keys() - open_execs.keys() - handle.runs.keys():
             await self._close_known(handle, known[exec_id])
 
     async def _close_known(self, handle: Handle, info: ExecInfo) -> None:

@@ -7,6 +7,9 @@ hierarchy that still gives freezing, killing and CPU time).
 from __future__ import annotations
 
 import os
+import signal
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -188,28 +191,46 @@ class Figures:
             return False
 
 
-def remove(name: str) -> None:
-    """Remove our directories called ``name`` where nothing runs any more, ending what still does (an engine that is gone left it)."""
+def remove(name: str, *, seconds: float = 5.0) -> bool:
+    """Remove our directories called ``name`` and end what still runs in them: an engine that is gone left it. Blocking.
+
+    Returns: False when something is still there after ``seconds``.
+    """
     v1, v2 = mounted(Path("/proc/self/mountinfo").read_text())
-    for mount in {*v1.values(), *([v2] if v2 else [])}:
-        base = mount / name
-        if not base.is_dir():
-            continue
-        for child in base.iterdir():
-            if child.is_dir():
-                _end(child)
-        _rmdir(base)
+    tops = [mount / name for mount in {*v1.values(), *([v2] if v2 else [])}]
+    deadline = time.monotonic() + seconds
+    while left := [top for top in tops if top.is_dir()]:
+        for top in left:
+            _end(top)
+        # A directory goes when the last of its processes is reaped, and one process may be in several hierarchies.
+        if all(_removed(top) for top in left):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
 
 
-def _end(path: Path) -> None:
-    kill = path / "cgroup.kill"
-    if kill.exists():
-        kill.write_text("1")
-    _rmdir(path)
+def _end(top: Path) -> None:
+    """Kill every process below, frozen ones too."""
+    for group in top.iterdir():
+        with suppress(OSError):
+            if (group / "cgroup.kill").exists():
+                (group / "cgroup.kill").write_text("1")
+            elif (group / "cgroup.procs").exists():
+                for pid in (group / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+                (group / "freezer.state").write_text("THAWED")  # only the freezer has one
 
 
-def _rmdir(path: Path) -> None:
+def _removed(top: Path) -> bool:
     try:
-        os.rmdir(path)
+        for group in top.iterdir():
+            if group.is_dir():
+                group.rmdir()
+        top.rmdir()
+    except FileNotFoundError:
+        return True
     except OSError:
-        return  # processes are still dying there: the next sweep finds it
+        return False
+    return True

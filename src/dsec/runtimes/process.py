@@ -101,6 +101,9 @@ class ProcessRuntime(SpawnedRuntime):
         )
         return request, []
 
+    def _traces(self) -> set[SandboxId]:
+        return super()._traces() | {SandboxId(home.name) for home in self._homes.iterdir()}
+
     async def _discard(self, sandbox: SandboxId) -> None:
         try:
             await asyncio.to_thread(_remove_home, self.home(sandbox))

@@ -8,7 +8,7 @@ import os
 import socket
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,15 +28,17 @@ _BACKLOG: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A sandbox that runs: where its figures are."""
+    """A sandbox that runs: where its figures are, and its deadline (boot ns, 0 = none), for the next spawner to be told."""
 
     pid: int
     slot: int
     base: Counters
+    deadline: int
 
 
-def _known(created: Created) -> _Known:
-    return _Known(created.pid, created.slot, Counters(created.oom_base, created.cpu_base))
+def _known(created: Created, deadline: int) -> _Known:
+    base = Counters(created.oom_base, created.cpu_base)
+    return _Known(created.pid, created.slot, base, deadline)
 
 
 class Sockets:
@@ -66,6 +68,10 @@ class Sockets:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(sandbox, dir_fd=self._fd)
 
+    def list(self) -> tuple[SandboxId, ...]:
+        """Whose socket is there."""
+        return tuple(map(SandboxId, os.listdir(self._fd)))
+
     def close(self) -> None:
         """Release the directory."""
         os.close(self._fd)
@@ -89,7 +95,7 @@ class SpawnedRuntime(Runtime):
     ) -> None:
         config.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._durable = config.durable
-        self._spawner = Spawner(config, self._ended, self._attach_trees)
+        self._spawner = Spawner(config, self._ended, self._connected)
         self._sockets = Sockets(config.sockets)
         self._figures = Figures(hierarchies)
         self._can_freeze = any(h.v2 or "freezer" in h.controllers for h in hierarchies)
@@ -119,7 +125,7 @@ class SpawnedRuntime(Runtime):
             with contextlib.suppress(DsecError):
                 await asyncio.shield(cleanup)
             raise
-        self._all[plan.id] = _known(created)
+        self._all[plan.id] = _known(created, int(plan.deadline * 1e9))
         return Running(id=plan.id, pid=created.pid, started=0)
 
     async def _create(self, plan: Plan) -> Created:
@@ -147,7 +153,7 @@ class SpawnedRuntime(Runtime):
     async def list(self) -> tuple[Running, ...]:
         """See :class:`Runtime`."""
         found = await self._spawner.list()
-        self._all = {SandboxId(one.id): _known(one.created) for one in found}
+        self._all = {SandboxId(one.id): _known(one.created, one.deadline) for one in found}
         return tuple(Running(id=SandboxId(one.id), pid=one.created.pid, started=0) for one in found)
 
     def _at(self, sandbox: SandboxId) -> _Known:
@@ -193,7 +199,10 @@ class SpawnedRuntime(Runtime):
 
     async def deadline(self, sandbox: SandboxId, at: float) -> None:
         """See :class:`Runtime`."""
-        await self._spawner.deadline(sandbox, int(at * 1e9))
+        until = int(at * 1e9)
+        if sandbox in self._all:  # first: a spawner that is started meanwhile is told this one
+            self._all[sandbox] = replace(self._all[sandbox], deadline=until)
+        await self._spawner.deadline(sandbox, until)
 
     async def connect(self, sandbox: SandboxId) -> Guest:
         """See :class:`Runtime`."""
@@ -213,8 +222,33 @@ class SpawnedRuntime(Runtime):
         self._on_ended(Ended(id=sandbox, reason=_words(event, oom), oom=oom))
 
     async def start(self) -> None:
-        """Start or find the spawner now instead of at the first create.  Raises: RuntimeUnavailable."""
+        """Start or find the spawner now instead of at the first create, and remove what was left half-made.
+
+        Raises:
+            RuntimeUnavailable, CleanupFailed.
+        """
         await self._spawner.ready()
+        left = await asyncio.to_thread(self._traces)
+        if left:
+            running = {one.id for one in await self._spawner.list()}
+            for sandbox in left - running:
+                await self.destroy(sandbox)
+
+    def _traces(self) -> set[SandboxId]:
+        """Of whom there is anything on disk. Blocking."""
+        return set(self._sockets.list())
+
+    async def _connected(self, spawner: Spawner) -> None:
+        """A spawner, new or old: it gets what sandboxes are made from, and every deadline; who died meanwhile is found."""
+        await self._attach_trees(spawner)
+        if not self._all:
+            return
+        runs = {SandboxId(one.id): one.deadline for one in await spawner.adopted()}
+        for sandbox, known in tuple(self._all.items()):
+            if sandbox not in runs:
+                self._on_ended(Ended(id=sandbox, reason="its init ended while no spawner watched", oom=False))
+            elif known.deadline != runs[sandbox]:
+                await spawner.remind(sandbox, known.deadline)
 
     async def close(self) -> None:
         """A private runtime ends everything it made; a durable one leaves it running, but no spawner that has nothing to do."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,14 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dsec.errors import Busy, Conflict, NotFound, ProtocolError, RuntimeUnavailable
+from dsec.errors import Busy, Conflict, DsecError, NotFound, ProtocolError, RuntimeUnavailable
 from dsec.model.sandbox import Level
 from dsec.wire import spawn
 from dsec.wire.spawn import Answer, Created, CreateRequest, EndedEvent, Listed, Op
 
+log: Final = logging.getLogger("dsec.spawner")
 _SAFE_FD: Final = 64
 _ANSWER_SECONDS: Final = 60.0
 _TRIES: Final = 3
+_STEADY_SECONDS: Final = 5.0  # one that lived this long is replaced at once, others after a growing pause
+_LONGEST_PAUSE: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +70,14 @@ def _high(fd: int) -> int:
 class _Link:
     """One connection: requests out, answers and events in."""
 
-    def __init__(self, sock: socket.socket, on_ended: Callable[[EndedEvent], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, on_ended: Callable[[EndedEvent], None], on_lost: Callable[[_Link], None]
+    ) -> None:
         self._sock = sock
         self._on_ended = on_ended
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
+        self.since = self._loop.time()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._seq = 0
         self.alive = True
@@ -84,7 +92,7 @@ class _Link:
             except OSError:
                 message = b""
             if not message:
-                self.close()
+                self._lose()
                 return
             answer = spawn.decode(message)
             if answer.seq:
@@ -93,6 +101,11 @@ class _Link:
                     future.set_result(answer)
             elif answer.errno == 0:
                 self._on_ended(spawn.decode_ended(answer.body))
+
+    def _lose(self) -> None:
+        if self.alive:
+            self.close()
+            self._on_lost(self)
 
     def close(self) -> None:
         """Drop it; whoever waits learns that the spawner is gone."""
@@ -110,14 +123,26 @@ class _Link:
 
     async def ask(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> Answer:
         """Raises: RuntimeUnavailable: it ended, or does not answer."""
+        return await self.answer(op, await self.send(op, body, fds))
+
+    async def send(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> int:
+        """The number that :meth:`answer` wants.  Raises: RuntimeUnavailable: it ended, and has not read this."""
         if not self.alive:
             raise RuntimeUnavailable("the spawner ended", hint="it is started again: retry")
         self._seq = self._seq % 0xFFFF_FFFF + 1
         seq = self._seq
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        self._waiting[seq] = future
+        self._waiting[seq] = self._loop.create_future()
         try:
             await self._send(spawn.encode(op, seq, body), fds)
+        except BaseException:
+            self._waiting.pop(seq, None)
+            raise
+        return seq
+
+    async def answer(self, op: Op, seq: int) -> Answer:
+        """Raises: RuntimeUnavailable: it ended, or does not answer."""
+        future = self._waiting[seq]
+        try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return await future
         except TimeoutError:
@@ -137,7 +162,7 @@ class _Link:
             except BlockingIOError:
                 await asyncio.sleep(0.001)  # its queue is full: it is working through it
             except OSError as error:
-                self.close()
+                self._lose()
                 raise RuntimeUnavailable(f"the spawner cannot be reached: {error.strerror}") from error
 
 
@@ -160,6 +185,9 @@ class Spawner:
         self._on_start = on_start
         self._link: _Link | None = None
         self._lock = asyncio.Lock()
+        self._reviving: asyncio.Task[None] | None = None
+        self._pause = 0.0
+        self._closed = False
         self._lifeline = -1
         self._child = 0
         self.pid = 0
@@ -171,10 +199,12 @@ class Spawner:
             return self._link
         async with self._lock:
             for _ in range(_TRIES):
+                if self._closed:
+                    raise RuntimeUnavailable("the engine is closing")
                 if self._link is not None and self._link.alive:
                     break
                 self._link = await self._greet(
-                    _Link(await asyncio.to_thread(self._find_or_start), self._on_ended)
+                    _Link(await asyncio.to_thread(self._find_or_start), self._on_ended, self._lost)
                 )
             if self._link is None:
                 raise RuntimeUnavailable(
@@ -201,6 +231,25 @@ class Spawner:
             link.close()
             raise
         return link
+
+    def _lost(self, link: _Link) -> None:
+        """It died under us: start another now, so that deadlines are held and deaths are noticed again."""
+        if self._closed or link is not self._link or (self._reviving and not self._reviving.done()):
+            return
+        loop = asyncio.get_running_loop()
+        steady = loop.time() - link.since > _STEADY_SECONDS
+        self._pause = 0.0 if steady else min(max(2 * self._pause, 0.02), _LONGEST_PAUSE)
+        self._reviving = loop.create_task(self._revive())
+
+    async def _revive(self) -> None:
+        while not self._closed:
+            await asyncio.sleep(self._pause)
+            try:
+                await self.ready()
+                return
+            except (DsecError, OSError) as error:
+                log.warning("the spawner of level %s ended and does not start: %s", self._config.level, error)
+                self._pause = min(max(2 * self._pause, 0.02), _LONGEST_PAUSE)
 
     def _log_tail(self) -> str:
         try:
@@ -253,6 +302,9 @@ class Spawner:
                 raise RuntimeUnavailable(
                     f"{argv[0]} cannot be run: {error.strerror}", hint="reinstall the package: it builds it"
                 ) from error
+        if self._config.durable:  # it goes on in a child of its own
+            _wait_for(self._child)
+            self._child = 0
 
     def _reap(self) -> None:
         if self._child:
@@ -260,18 +312,31 @@ class Spawner:
                 os.waitpid(self._child, os.WNOHANG)
 
     async def _ask(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> Answer:
-        link = await self.ready()
-        return await link.ask(op, body, fds)
+        """Whatever can be asked twice is asked again when the spawner ends meanwhile; so is what it never read."""
+        for left in reversed(range(_TRIES)):
+            link = await self.ready()
+            sent = False
+            try:
+                seq = await link.send(op, body, fds)
+                sent = True
+                return await link.answer(op, seq)
+            except RuntimeUnavailable:
+                if not left or link.alive or (sent and op is Op.CREATE):
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _greeting(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> Answer:
+        """As :meth:`_ask`, on the connection that is being made: for ``on_start``, which may not wait for another."""
+        if self._link is None:
+            raise RuntimeUnavailable("the spawner is not connected")
+        return await self._link.ask(op, body, fds)
 
     async def tree(self, name: str, fd: int) -> None:
         """Attach a detached mount under this name; one that is attached already is no error.
 
         Raises: RuntimeUnavailable.
         """
-        link = self._link
-        if link is None:
-            raise RuntimeUnavailable("the spawner is not connected")
-        answer = await link.ask(Op.TREE, spawn.tree(name), [fd])
+        answer = await self._greeting(Op.TREE, spawn.tree(name), [fd])
         if answer.errno not in (0, errno.EEXIST):
             raise RuntimeUnavailable(f"tree {name!r}: {os.strerror(answer.errno)} ({answer.step})")
 
@@ -315,12 +380,24 @@ class Spawner:
         if answer.errno:
             raise RuntimeUnavailable(f"sandbox {sandbox}: {answer.step}: {os.strerror(answer.errno)}")
 
+    async def remind(self, sandbox: str, at_ns: int) -> None:
+        """As :meth:`deadline`, of one that this spawner adopted; for ``on_start``. One that ended is no error."""
+        await self._greeting(Op.DEADLINE, spawn.of_id(sandbox, at_ns))
+
+    async def adopted(self) -> tuple[Listed, ...]:
+        """As :meth:`list`, for ``on_start``."""
+        return await self._list(self._greeting)
+
     async def list(self) -> tuple[Listed, ...]:
         """What runs.  Raises: RuntimeUnavailable."""
+        return await self._list(self._ask)
+
+    @staticmethod
+    async def _list(ask: Callable[[Op, bytes], Awaitable[Answer]]) -> tuple[Listed, ...]:
         found: list[Listed] = []
         number = 0
         while True:
-            answer = await self._ask(Op.LIST, spawn.bucket(number))
+            answer = await ask(Op.LIST, spawn.bucket(number))
             if answer.errno:
                 raise RuntimeUnavailable(f"list: {answer.step}")
             number, some = spawn.decode_list(answer.body)
@@ -339,7 +416,10 @@ class Spawner:
 
     async def close(self, *, end: bool) -> None:
         """Leave it (``end=False``: its sandboxes live on), or end it and everything it holds."""
+        self._closed = True
         async with self._lock:
+            if self._reviving is not None:
+                self._reviving.cancel()
             link, self._link = self._link, None
             if link is not None and link.alive and end:
                 with contextlib.suppress(RuntimeUnavailable):
