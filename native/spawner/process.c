@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -56,6 +57,13 @@ static int own_user(struct child *c) {
     return setgroups(0, NULL) || setresgid(c->uid, c->uid, c->uid) || setresuid(c->uid, c->uid, c->uid) ? -1 : 0;
 }
 
+/* Where no cgroup tells a successor of the spawner what runs, nothing may outlive the spawner: init ends all below it on SIGTERM. */
+static int end_with_spawner(struct child *c) {
+    if (c->s->n_groups || c->s->root) return 0;
+    if (prctl(PR_SET_PDEATHSIG, SIGTERM)) return -1;
+    return getppid() == c->s->pid ? 0 : (errno = ESRCH, -1);
+}
+
 static int drop_capabilities(struct child *c) {
     (void)c;
     return confine_capabilities(0);
@@ -66,7 +74,7 @@ static int landlock(struct child *c) { return confine_landlock(c->p); }
 const struct operation process_operations[] = {
     {"cgroups", join_cgroups},   {"session", own_session},  {"directory", own_directory},
     {"limits", limit_resources}, {"user", own_user},        {"capabilities", drop_capabilities},
-    {"landlock", landlock},      {NULL, NULL},
+    {"spawner's death", end_with_spawner}, {"landlock", landlock},      {NULL, NULL},
 };
 
 /* ---- ending, in the spawner ---- */

@@ -133,6 +133,7 @@ struct spawner {
     struct sandbox **by_id, **by_pid;
     unsigned n_buckets, n_sandboxes;
     int oom_adj; /* what init got */
+    pid_t pid;   /* our own */
     int kit_orders; /* socket to the helper that makes kits, or -1 */
     struct kit kits[KITS];
 };

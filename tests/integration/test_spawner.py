@@ -82,7 +82,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(programs: Path, top: Path) -> Iterator[Running]:
+def running(programs: Path, top: Path, uid: int = 0) -> Iterator[Running]:
     """Started as the engine starts it: 3 a listener, 4 the lifeline, which is closed at the end."""
     top.mkdir()
     (top / "uids").mkdir()
@@ -106,12 +106,13 @@ def running(programs: Path, top: Path) -> Iterator[Running]:
             "--init",
             str(PLAIN / "init"),
         ]
-        arguments += ["--uids", str(top / "uids")] if os.geteuid() == 0 else []
+        arguments += ["--uids", str(top / "uids")] if os.geteuid() == uid == 0 else []
         shell = 'exec 3<&93 4<&94 93<&- 94<&-; exec "$@"'
         process = subprocess.Popen(
             ["bash", "-c", shell, "-", *arguments],
             pass_fds=tuple(high.values()),
             stderr=error,
+            user=uid or None,
             env={"ASAN_OPTIONS": "detect_leaks=0:exitcode=66", "UBSAN_OPTIONS": "print_stacktrace=1"},
         )
         for fd in (*sources.values(), *high.values(), theirs):
@@ -123,7 +124,7 @@ def running(programs: Path, top: Path) -> Iterator[Running]:
     finally:
         with contextlib.suppress(OSError):
             os.close(found.lifeline)
-        assert process.wait(20) == 0, log.read_text()
+        assert process.wait(20) in (0, -signal.SIGKILL), log.read_text()
         os.unlink(path)
         assert "Sanitizer" not in log.read_text()
         assert "runtime error" not in log.read_text()
@@ -381,6 +382,22 @@ def test_when_its_owner_is_gone_everything_ends(tmp_path: Path) -> None:
         assert spawner.process.wait(20) == 0
         assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
         spawner.lifeline = -1
+
+
+@pytest.mark.needs_root
+def test_without_root_nothing_outlives_the_spawner(tmp_path: Path) -> None:
+    """There no control group tells a successor what runs."""
+    with home() as directory, running(PLAIN, tmp_path / "s", uid=65534) as spawner, spawner.connect() as sock:
+        for path in (directory, directory / "tmp", directory / "home"):
+            os.chown(path, 65534, 65534)
+        answer = make(sock, request(directory))
+        assert answer.errno == 0, answer
+        (init,) = spawner.children()
+        spawner.process.kill()
+        until = time.monotonic() + 10
+        while _lives(init) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not _lives(init)
 
 
 # --- noise, with sanitizers
