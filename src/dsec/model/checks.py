@@ -26,7 +26,11 @@ def check_path(field: str, path: object) -> None:
     """Raises: BadRequest: empty, too long, or with a NUL."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise BadRequest(f"{field}: {path!r} is not a path (a non-empty str without NUL)")
-    if len(path) > MAX_PATH_BYTES or len(path.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
+    try:
+        size = len(path.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError as exc:
+        raise BadRequest(f"{field}: {path!r} is not a path: {exc.reason}") from None
+    if size > MAX_PATH_BYTES:
         raise BadRequest(f"{field}: the path is longer than {MAX_PATH_BYTES} bytes")
 
 
