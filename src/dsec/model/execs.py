@@ -97,7 +97,8 @@ class ExecRequest:
                 hint="send large data as stdin or a file",
             )
         check_seconds("timeout", self.timeout)
-        check_path("cwd", self.cwd or ".")
+        if self.cwd:
+            check_path("cwd", self.cwd)
 
 
 def _check_argv(argv: tuple[bytes, ...]) -> None:
@@ -114,6 +115,8 @@ def _check_env(env: Mapping[str, str]) -> int:
     """Check names and values; their size in bytes."""
     if len(env) > MAX_ARGUMENTS:
         raise TooLarge(f"env: {len(env)} variables are more than {MAX_ARGUMENTS}")
+    if not env:
+        return 0
     size = 0
     for name, value in env.items():
         check_text(f"env: {name!r}", name, value)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from typing import Final, NewType
 
 from dsec.errors import BadRequest
@@ -20,7 +20,7 @@ _EXEC: Final = re.compile(r"ex-[a-z2-7]{26}")
 
 def _fresh(prefix: str) -> str:
     """``prefix`` and 26 random characters (130 bits)."""
-    return prefix + secrets.token_bytes(_LENGTH).translate(_CHARACTERS).decode("ascii")
+    return prefix + os.urandom(_LENGTH).translate(_CHARACTERS).decode("ascii")
 
 
 def new_sandbox_id() -> SandboxId:

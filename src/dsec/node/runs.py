@@ -159,7 +159,7 @@ class Runner:
         oom = await self._oom(run, exit_)
         result = _result(run, exit_, oom=oom)
         stdin = "sha256:" + run.fed.hexdigest() if run.fed is not None else ""
-        await self._journal.append(drafts.exec_result(run.handle.id, result, exit_, run.output, stdin))
+        await self._journal.append(drafts.exec_result(run.handle.info.id, result, exit_, run.output, stdin))
         self._told(run, exit_)
         return result
 
@@ -192,7 +192,7 @@ class Runner:
             guest = await self._guests.get(run.handle)
             run.followed = await guest.attach(run.id)
             return
-        await self._journal.append(drafts.exec_intent(run.handle.id, run.command, run.request))
+        await self._journal.append(drafts.exec_intent(run.handle.info.id, run.command, run.request))
         guest = await self._guests.get(run.handle)
         try:
             run.followed = await guest.exec(run.command)
@@ -308,13 +308,15 @@ class Runner:
 
 def _result(run: Run, exit_: Exit, *, oom: bool) -> ExecResult:
     output = run.output
+    stdout, stderr = bytes(output.stdout.kept), bytes(output.stderr.kept)
     # What init says it produced counts too: the command may have gone on after the last byte that was sent.
-    dropped = max(output.dropped, exit_.stdout_bytes + exit_.stderr_bytes - output.kept, 0)
+    made = max(output.stdout.seen + output.stderr.seen, exit_.stdout_bytes + exit_.stderr_bytes)
+    dropped = max(made - len(stdout) - len(stderr), 0)
     return ExecResult(
         id=run.id,
         exit_code=exit_.code,
-        stdout=bytes(output.stdout.kept),
-        stderr=bytes(output.stderr.kept),
+        stdout=stdout,
+        stderr=stderr,
         signal=exit_.signal,
         timed_out=exit_.cause is Cause.TIMEOUT,
         truncated=dropped > 0,

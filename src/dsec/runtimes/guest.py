@@ -52,7 +52,7 @@ class GuestConnection(Guest):
     @property
     def lost(self) -> bool:
         """The connection has ended: make another."""
-        return self.failure is not None
+        return self._link.failure is not None
 
     @property
     def failure(self) -> DsecError | None:

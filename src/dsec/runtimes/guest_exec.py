@@ -24,6 +24,9 @@ _CAUSES: Final = (Cause.ITSELF, Cause.TIMEOUT, Cause.KILLED)
 _KEPT_ENV: Final = 4096  # bytes
 _DATA: Final = int(wire.Kind.DATA)
 _CREDIT: Final = int(wire.Kind.CREDIT)
+_STARTED: Final = int(wire.Kind.STARTED)
+_EXIT: Final = int(wire.Kind.EXIT)
+_WHOLE_SANDBOX: Final = len(_CAUSES)  # the reason that does not tell which of them it was
 
 
 class Requests:
@@ -90,12 +93,12 @@ def _outcome(how: int, code: int) -> tuple[int, int, int]:
 
 def _cause(reason: int, *, timed_out: bool) -> Cause:
     """Reason 3 does not tell which of the two ended the tree; its time does."""
-    if reason < len(_CAUSES):
+    if reason < _WHOLE_SANDBOX:
         return _CAUSES[reason]
     return Cause.TIMEOUT if timed_out else Cause.KILLED
 
 
-def exit_of(status: wire.ExitStatus, timeout: float = 0.0) -> Exit:
+def exit_of(status: wire.ExitFields, timeout: float = 0.0) -> Exit:
     """How a command ended.  Raises: ProtocolError."""
     code, signal, start_errno = _outcome(status.how, status.code)
     wall = status.wall_ns / 1e9
@@ -104,7 +107,7 @@ def exit_of(status: wire.ExitStatus, timeout: float = 0.0) -> Exit:
         signal=signal,
         start_errno=start_errno,
         cause=_cause(status.reason, timed_out=0 < timeout <= wall),
-        whole_sandbox=status.reason == len(_CAUSES),
+        whole_sandbox=status.reason == _WHOLE_SANDBOX,
         stdout_bytes=status.stdout_bytes,
         stderr_bytes=status.stderr_bytes,
         user=status.user_us / 1e6,
@@ -167,6 +170,11 @@ class AttachedExec(GuestExec, Channel):
         kind = frame.kind
         if kind == _DATA:
             self._on_output(frame)
+        elif kind == _STARTED and not self._begun and not frame.flags:
+            self._on_started(*wire.unpack_started(frame.payload))
+        elif kind == _EXIT and self._begun and not frame.flags:
+            self._exit = exit_of(wire.unpack_exit(frame.payload), self._timeout)
+            self._finish()
         elif kind == _CREDIT and self._outlet is not None and self._begun:
             self._outlet.grant(frame)
         else:
@@ -192,12 +200,7 @@ class AttachedExec(GuestExec, Channel):
         self._over[stream] = end
 
     def _on_message(self, frame: wire.Frame, message: wire.Message) -> None:
-        if isinstance(message, wire.Started) and not self._begun:
-            self._on_started(message)
-        elif isinstance(message, wire.ExitStatus) and self._begun:
-            self._exit = exit_of(message, self._timeout)
-            self._finish()
-        elif isinstance(message, wire.Error) and not self._begun:
+        if isinstance(message, wire.Error) and not self._begun:
             self._link.release(self)
             if not self.started.done():
                 self.started.set_exception(exec_error(message, self.id))
@@ -207,12 +210,12 @@ class AttachedExec(GuestExec, Channel):
         else:
             raise unexpected(frame, "during an exec")
 
-    def _on_started(self, message: wire.Started) -> None:
-        if self._fresh and (message.stdout or message.stderr):
-            raise ProtocolError(f"exec {self.id} started as pid {message.pid} at an offset that is not 0")
+    def _on_started(self, pid: int, stdout: int, stderr: int) -> None:
+        if self._fresh and (stdout or stderr):
+            raise ProtocolError(f"exec {self.id} started as pid {pid} at an offset that is not 0")
         self._begun = True
-        self.pid = message.pid
-        self._at[1:] = (message.stdout, message.stderr)
+        self.pid = pid
+        self._at[1:] = (stdout, stderr)
         if not self.started.done():
             self.started.set_result(None)
 

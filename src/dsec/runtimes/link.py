@@ -381,12 +381,10 @@ class _Told(Channel):
         elif not isinstance(message, wire.Ok):
             raise unexpected(frame, "where OK was due")
         self._link.release(self)
-        self._end()
+        self.on_lost(None)
 
-    def on_lost(self, reason: DsecError) -> None:
-        self._end()
-
-    def _end(self) -> None:
+    def on_lost(self, reason: DsecError | None) -> None:
+        """It is over, one way or the other; the link knows which."""
         self._waiting.discard(self)
         if not self._waiting:
             self._answered.notify()
@@ -404,7 +402,7 @@ async def tell_all(link: Link, kind: wire.Kind, payloads: Sequence[bytes]) -> li
         while waiting:
             await answered
     finally:
-        for channel in channels:
+        for channel in tuple(waiting):
             link.abandon(channel)
     if link.failure is not None:
         raise link.gone()

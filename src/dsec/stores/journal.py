@@ -355,10 +355,11 @@ class _Parts:
             file = stack.enter_context(
                 contextlib.closing(checkpoints.CheckpointFile(files.checkpoints, key, engine_id, place))
             )
-            self.writer = Writer(
-                self.db, self.ledger, inline=durability == "process", committed=self._committed
+            self.writer = Writer(self.db, self.ledger, inline=durability == "process", committed=_nothing)
+            self.keeper = keeper = Keeper(
+                side, self.writer, self.ledger, file, wal=files.wal, pace=pace, now=now
             )
-            self.keeper = Keeper(side, self.writer, self.ledger, file, wal=files.wal, pace=pace, now=now)
+            self.writer.tell(keeper.committed)
             if torn:
                 self._cut(files.checkpoints, torn)
             self.keeper.start()
@@ -370,15 +371,16 @@ class _Parts:
             self.writer.close()
             self.keeper.close()
 
-    def _committed(self) -> None:
-        self.keeper.committed()
-
     def _cut(self, path: Path, torn: int) -> None:
         """Drop an unfinished last line, and say so in the journal first."""
         payload: dict[str, Json] = {"bytes": torn}
         note = prepare(Draft(chain="engine", act="journal.checkpoint_cut", phase=Phase.NOTE, payload=payload))
         self.writer.transact(lambda: self.ledger.append(note))
         os.truncate(path, path.stat().st_size - torn)
+
+
+def _nothing() -> None:
+    """Nobody is there yet who wants to know of a commit."""
 
 
 def _place(db: sqlite3.Connection, sources: Sources) -> tuple[checkpoints.Place, int]:

@@ -117,8 +117,7 @@ class Ledger:
             self._heads.move_to_end(chain)
         while len(self._heads) > self._cached:
             self._heads.popitem(last=False)
-        self._staged.clear()
-        self._undo.clear()
+        self._staged, self._undo = {}, []
 
     def forget(self) -> None:
         """The transaction was rolled back, or its fate is unknown: read those heads again."""

@@ -150,7 +150,7 @@ class FrameReader:
 
     def rest(self) -> None:
         """Nothing large is expected: give memory back, if no frame is under way."""
-        if not self.pending and len(self._buffer) > self.REST:
+        if self._start == self._filled and len(self._buffer) > self.REST:
             self._buffer = bytearray(self.REST)
             self._start = self._filled = 0
 
@@ -970,6 +970,46 @@ class ExitStatus(Message):
     system_us: int
     max_rss_kib: int
     wall_ns: int
+
+
+class ExitFields(NamedTuple):
+    """The fields of :class:`ExitStatus`."""
+
+    how: int
+    code: int
+    reason: int
+    stdout_bytes: int
+    stderr_bytes: int
+    user_us: int
+    system_us: int
+    max_rss_kib: int
+    wall_ns: int
+
+
+_STARTED_FIELDS: Final = struct.Struct("<IQQ")
+_EXIT_FIELDS: Final = struct.Struct("<BiBQQQQQQ")
+
+
+def unpack_started(payload: bytes) -> tuple[int, int, int]:
+    """Pid and both offsets of ``STARTED``.  Raises: ProtocolError: as :meth:`Started.decode`."""
+    try:
+        pid, stdout, stderr = _STARTED_FIELDS.unpack(payload)
+    except struct.error:
+        Started.decode(payload)
+        raise
+    return pid, stdout, stderr
+
+
+def unpack_exit(payload: bytes) -> ExitFields:
+    """The payload of ``EXIT``.  Raises: ProtocolError: as :meth:`ExitStatus.decode`."""
+    try:
+        fields = tuple.__new__(ExitFields, _EXIT_FIELDS.unpack(payload))
+    except struct.error:
+        ExitStatus.decode(payload)
+        raise
+    if fields.how > 2 or fields.reason > 3:
+        raise ProtocolError(f"EXIT has how {fields.how} and reason {fields.reason}, at most 2 and 3")
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
