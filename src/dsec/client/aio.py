@@ -6,7 +6,7 @@ import signal as signals
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 from dsec.client.aio_link import AsyncLink, Connect
 from dsec.client.requests import (
@@ -52,7 +52,7 @@ class AsyncDsec:
         self._link = AsyncLink(connect)
         self.sandboxes = AsyncSandboxes(self._link)
 
-    async def open(self) -> AsyncDsec:
+    async def open(self) -> Self:
         """Open it; twice is no error.  Raises: RuntimeUnavailable, StoreDamaged, Conflict: it cannot be opened."""
         await self._link.open()
         return self
@@ -65,7 +65,7 @@ class AsyncDsec:
         """Clean-ups that failed and are being retried."""
         return await self._link.call(self._link.services.observe.problems())
 
-    async def __aenter__(self) -> AsyncDsec:
+    async def __aenter__(self) -> Self:
         return await self.open()
 
     async def __aexit__(
@@ -155,7 +155,7 @@ class AsyncSandbox:
         """What its level guarantees here."""
         return self._info.flags
 
-    async def __aenter__(self) -> AsyncSandbox:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -378,7 +378,7 @@ class AsyncTerminal(AsyncExec):
         """Tell it a new size."""
         await self._link.call(self._session.resize(pty_size(rows, cols)))
 
-    async def __aenter__(self) -> AsyncTerminal:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -6,7 +6,7 @@ import signal as signals
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 from dsec.client.requests import (
     BASE,
@@ -52,7 +52,7 @@ class Dsec:
         self._link = Link(connect)
         self.sandboxes = Sandboxes(self._link)
 
-    def open(self) -> Dsec:
+    def open(self) -> Self:
         """Open it; twice is no error.  Raises: RuntimeUnavailable, StoreDamaged, Conflict: it cannot be opened."""
         self._link.open()
         return self
@@ -65,7 +65,7 @@ class Dsec:
         """Clean-ups that failed and are being retried."""
         return self._link.call(self._link.services.observe.problems())
 
-    def __enter__(self) -> Dsec:
+    def __enter__(self) -> Self:
         return self.open()
 
     def __exit__(
@@ -155,7 +155,7 @@ class Sandbox:
         """What its level guarantees here."""
         return self._info.flags
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -376,7 +376,7 @@ class Terminal(Exec):
         """Tell it a new size."""
         self._link.call(self._session.resize(pty_size(rows, cols)))
 
-    def __enter__(self) -> Terminal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
