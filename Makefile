@@ -10,7 +10,7 @@ STAMPS := $(VENV)/.setup
 NATIVE := src/dsec/_native
 PYTEST_ARGS ?=
 
-.PHONY: setup programs demo check test bench clean
+.PHONY: setup programs demo check test v2 bench clean
 
 setup: $(STAMPS)/dev programs
 
@@ -55,6 +55,10 @@ check: setup
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Control groups of version 2 alone, on another kernel, in an emulated machine (as root; docs/how-to/cgroup-v2.md).
+v2: setup
+	nice -n 10 $(BIN)/python scripts/v2_guest.py
 
 # Every claim of speed, measured on this machine (as root, half an hour), and the page of figures made of it.
 BENCHMARKS := lifecycle_container lifecycle_process exec pause_resume pool sustained transfer held

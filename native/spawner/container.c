@@ -117,9 +117,18 @@ static int as_sandbox_root(const struct child *c, bool on) {
     return (int)syscall(SYS_capset, &head, data);
 }
 
-/* Before Linux 6.13 overlay takes no descriptors, but paths: those that /proc has for them, which the current directory makes
- * reachable. */
-static int layers_by_path(struct child *c, int fs, int upper, int work) {
+/* Older kernels have overlay take paths, not descriptors (before 6.13), and only of mounts that are attached in the namespace of
+ * whoever mounts it (before 6.15). So ours are attached, in a namespace of our own, and named by what /proc has for their descriptors. */
+static int attach_layers(const struct child *c) {
+    if (unshare(CLONE_NEWNS)) return -1;
+    for (unsigned i = 0; i < c->p->n_layers; i++)
+        if (move_mount(c->layers[i], "", AT_FDCWD, "/empty", MOVE_MOUNT_F_EMPTY_PATH)) return -1;
+    return move_mount(c->writable, "", AT_FDCWD, "/empty", MOVE_MOUNT_F_EMPTY_PATH);
+}
+
+typedef int layers_setter(const struct child *c, int fs, int upper, int work);
+
+static int layers_by_path(const struct child *c, int fs, int upper, int work) {
     char lower[LAYERS_MAX * 24], path[32];
     size_t n = 0;
     for (unsigned i = 0; i < c->p->n_layers; i++)
@@ -131,27 +140,31 @@ static int layers_by_path(struct child *c, int fs, int upper, int work) {
     return fsconfig(fs, FSCONFIG_SET_STRING, "workdir", path, 0);
 }
 
-static int layers_by_fd(struct child *c, int fs, int upper, int work) {
+static int layers_by_fd(const struct child *c, int fs, int upper, int work) {
     for (unsigned i = 0; i < c->p->n_layers; i++)
         if (fsconfig(fs, FSCONFIG_SET_FD, "lowerdir+", NULL, c->layers[i])) return -1;
     return fsconfig(fs, FSCONFIG_SET_FD, "upperdir", NULL, upper) || fsconfig(fs, FSCONFIG_SET_FD, "workdir", NULL, work) ? -1 : 0;
 }
 
-static int configure_overlay(struct child *c, int fs) {
+static int configure_overlay(const struct child *c, int fs, layers_setter *set) {
     int upper = openat(c->writable, "upper", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int work = openat(c->writable, "work", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (upper < 0 || work < 0) return -1;
-    if (layers_by_fd(c, fs, upper, work) && (errno != EINVAL || layers_by_path(c, fs, upper, work))) return -1;
+    if (upper < 0 || work < 0 || set(c, fs, upper, work)) return -1;
     if (fsconfig(fs, FSCONFIG_SET_STRING, "source", "dsec", 0)) return -1;
     if (fsconfig(fs, FSCONFIG_SET_FLAG, "volatile", NULL, 0)) return -1;
     return fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
 }
 
+static int overlay(const struct child *c, layers_setter *set) {
+    int fs = fsopen("overlay", FSOPEN_CLOEXEC);
+    if (fs < 0 || configure_overlay(c, fs, set)) return -1;
+    return fsmount(fs, FSMOUNT_CLOEXEC, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+}
+
 static int make_root(struct child *c) {
     if (as_sandbox_root(c, true)) return -1;
-    int fs = fsopen("overlay", FSOPEN_CLOEXEC);
-    if (fs < 0 || configure_overlay(c, fs)) return -1;
-    c->root = fsmount(fs, FSMOUNT_CLOEXEC, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+    c->root = overlay(c, layers_by_fd);
+    if (c->root < 0 && (errno == EINVAL || errno == EOPNOTSUPP) && !attach_layers(c)) c->root = overlay(c, layers_by_path);
     return c->root < 0 ? -1 : as_sandbox_root(c, false);
 }
 

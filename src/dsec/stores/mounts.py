@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.errors import Busy, Unsupported
+from dsec.stores.btrfs import file_system_id
 
 MOUNT_ATTR_RDONLY: Final = 0x1
 MOUNT_ATTR_NOSUID: Final = 0x2
@@ -37,6 +38,13 @@ _FSCONFIG_CMD_CREATE: Final = 6
 _CLOEXEC: Final = 1
 _OPEN_TREE_CLONE: Final = 1
 _AT_EMPTY_PATH: Final = 0x1000
+
+_ATTRIBUTES: Final = {
+    os.ST_RDONLY: MOUNT_ATTR_RDONLY,
+    os.ST_NOSUID: MOUNT_ATTR_NOSUID,
+    os.ST_NODEV: MOUNT_ATTR_NODEV,
+    os.ST_NOATIME: MOUNT_ATTR_NOATIME,
+}
 
 _LOOP_CTL_GET_FREE: Final = 0x4C82
 _LOOP_CONFIGURE: Final = 0x4C0A
@@ -142,12 +150,18 @@ def mount_detached(fstype: str, source: str, options: Mapping[str, str | None], 
 def clone_detached(directory: int, attributes: int) -> int:
     """A detached bind mount of a directory given by descriptor, with ``MOUNT_ATTR_*`` set on it.
 
+    Linux before 6.15 cannot clone a mount that is itself detached. Its file system is mounted once more there, which needs it to
+    be on a device, and ``directory`` to be its root.
+
     Raises: OSError.
     """
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
-    tree = _call(
-        "open_tree", _SYS_OPEN_TREE, ctypes.c_int(directory), ctypes.c_char_p(b""), ctypes.c_uint(flags)
-    )
+    try:
+        tree = _open_tree(directory)
+    except OSError as error:
+        device = _device_of(directory) if error.errno == errno.EINVAL and _detached(directory) else None
+        if device is None:
+            raise
+        return _mount_again(directory, *device, attributes)
     try:
         wanted = struct.pack("=4Q", attributes, 0, 0, 0)
         _call(
@@ -163,6 +177,44 @@ def clone_detached(directory: int, attributes: int) -> int:
         os.close(tree)
         raise
     return tree
+
+
+def _open_tree(directory: int) -> int:
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
+    return _call(
+        "open_tree", _SYS_OPEN_TREE, ctypes.c_int(directory), ctypes.c_char_p(b""), ctypes.c_uint(flags)
+    )
+
+
+def _detached(descriptor: int) -> bool:
+    """Whether the mount of an open file is none of this process's mount namespace."""
+    facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    mount = next((line.split()[1] for line in facts if line.startswith("mnt_id:")), "")
+    return all(line.split()[0] != mount for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def _device_of(directory: int) -> tuple[str, str] | None:
+    """Type and device of a file system of ours; None: it is not on a block device."""
+    number = os.fstat(directory).st_dev
+    loop = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if loop.exists():
+        return "erofs", f"/dev/{loop.resolve().name}"
+    readable = os.open(f"/proc/self/fd/{directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        devices = list(Path("/sys/fs/btrfs", file_system_id(readable), "devices").iterdir())
+    except OSError:
+        return None
+    finally:
+        os.close(readable)
+    return ("btrfs", f"/dev/{devices[0].name}") if len(devices) == 1 else None
+
+
+def _mount_again(directory: int, fstype: str, device: str, attributes: int) -> int:
+    """Another mount of the same superblock, with the attributes of this one and more."""
+    has = os.fstatvfs(directory).f_flag
+    for flag, attribute in _ATTRIBUTES.items():
+        attributes |= attribute if has & flag else 0
+    return mount_detached(fstype, device, {"ro": None} if fstype == "erofs" else {}, attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +311,8 @@ def find_loop(backing: int) -> Loop | None:
 def mount_image(path: Path) -> int:
     """A detached, read-only, nosuid, nodev mount of an EROFS image.
 
-    Straight from the file where the kernel can (6.12 and later), else over a loop device that clears itself.
+    Straight from the file where the kernel can (6.12 and later) and can also clone that mount (6.15), else over a loop device that
+    clears itself.
 
     Returns: a descriptor of the root of the image.
 
@@ -272,14 +325,14 @@ def mount_image(path: Path) -> int:
     try:
         # Through the descriptor, so that both attempts are of one and the same file.
         try:
-            return mount_detached("erofs", f"/proc/self/fd/{backing}", {"ro": None}, attributes)
+            return _cloneable(mount_detached("erofs", f"/proc/self/fd/{backing}", {"ro": None}, attributes))
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ENODEV):
                 raise Unsupported(
                     f"EROFS images cannot be mounted: {error.strerror}",
                     hint="needs root and a kernel with EROFS (5.4 or later)",
                 ) from error
-            if error.errno != errno.ENOTBLK:
+            if error.errno not in (errno.ENOTBLK, errno.EINVAL):
                 raise
         loop = attach_loop(backing, read_only=True)
         try:
@@ -288,3 +341,13 @@ def mount_image(path: Path) -> int:
             loop.release()
     finally:
         os.close(backing)
+
+
+def _cloneable(tree: int) -> int:
+    """The same mount, which :func:`clone_detached` can clone.  Raises: OSError: EINVAL, it cannot; then it is closed."""
+    try:
+        os.close(_open_tree(tree))
+    except OSError:
+        os.close(tree)
+        raise
+    return tree
