@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
+from operator import attrgetter
 from typing import Final
 
 from dsec.errors import DsecError
 from dsec.model.execs import Command, ExecRequest, ExecResult, Exit
 from dsec.model.ids import ExecId, SandboxId
 from dsec.model.journal import Draft, Json, Phase
-from dsec.model.sandbox import SandboxInfo
+from dsec.model.sandbox import Limits, SandboxInfo
 from dsec.node.output import Output
 
 EXEC: Final = "exec"
+_LIMITS: Final = tuple(Limits.__dataclass_fields__)
+_limits_of: Final = attrgetter(*_LIMITS)
 # A payload holds 64 KiB of JSON, in which one byte may take six: the parts of unbounded size share less than a sixth of that.
 MAX_ARGV: Final = 4096
 MAX_NAMES: Final = 1536
@@ -37,7 +40,7 @@ def created(info: SandboxInfo) -> Draft:
         "session": info.session_id,
         "env": _fitting(sorted(spec.env), MAX_NAMES),
         "volumes": _fitting([f"{v.source}:{v.target}" for v in spec.volumes], MAX_ARGV),
-        "limits": {name: getattr(limits, name) for name in limits.__dataclass_fields__},
+        "limits": dict(zip(_LIMITS, _limits_of(limits), strict=True)),
     }
     return Draft(chain=info.id, act="sandbox.create", phase=Phase.INTENT, payload=payload)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -14,6 +15,9 @@ from dsec.model.sandbox import Flag, Level, Limits, SandboxInfo, SandboxSpec, St
 
 MAX_SPEC: Final = 2**20
 MAX_REASON: Final = 4096
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+_LIMITS: Final = tuple(Limits.__dataclass_fields__)
+_limits_of: Final = attrgetter(*_LIMITS)
 
 Row = tuple[str, str, str, str, float, float, float, str, str, bytes, str, float]
 
@@ -24,7 +28,7 @@ def spec_to_json(spec: SandboxSpec) -> str:
     value = {
         "level": str(spec.level),
         "base": spec.base,
-        "limits": {name: getattr(limits, name) for name in Limits.__dataclass_fields__},
+        "limits": dict(zip(_LIMITS, _limits_of(limits), strict=True)),
         "ttl": spec.ttl,
         "idle": spec.idle,
         "read_only": spec.read_only,
@@ -32,7 +36,7 @@ def spec_to_json(spec: SandboxSpec) -> str:
         "volumes": [[str(volume.source), volume.target, volume.read_only] for volume in spec.volumes],
         "labels": dict(spec.labels),
     }
-    text = json.dumps(value, separators=(",", ":"))
+    text = _ENCODER.encode(value)
     if len(text) > MAX_SPEC:
         raise TooLarge(
             f"spec: {len(text)} bytes of JSON, the bound is {MAX_SPEC}", hint="make env and labels smaller"

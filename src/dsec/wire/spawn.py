@@ -23,6 +23,7 @@ _HEAD: Final = struct.Struct("<II")
 _CREATED: Final = struct.Struct("<IIQQ")
 _LISTED: Final = struct.Struct("<IIQQQB")
 _ENDED: Final = struct.Struct("<IBQ")
+_NUMBERS: Final = struct.Struct("<?5Q")
 _HELLO: Final = struct.Struct("<IIIi")
 
 
@@ -66,13 +67,12 @@ class CreateRequest:
     def encode(self) -> bytes:
         """The body of ``CREATE``."""
         parts = [_bytes(self.id), _bytes(self.hostname), _bytes(self.writable), _bytes(self.directory)]
-        parts.append(bytes([self.read_only]))
         numbers = (self.memory, self.pids, self.cpu_millis, self.open_files, self.deadline)
-        parts.extend(_U64.pack(number) for number in numbers)
+        parts.append(_NUMBERS.pack(self.read_only, *numbers))
         parts.append(_list(self.layers))
         parts.append(_list(self.readable))
         parts.append(_U32.pack(len(self.volumes)))
-        parts.extend(_bytes(target) + bytes([read_only]) for target, read_only in self.volumes)
+        parts += [_bytes(target) + bytes([read_only]) for target, read_only in self.volumes]
         return b"".join(parts)
 
 
@@ -122,7 +122,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _list(items: Sequence[str]) -> bytes:
-    return _U32.pack(len(items)) + b"".join(_bytes(item) for item in items)
+    return _U32.pack(len(items)) + b"".join([_bytes(item) for item in items])
 
 
 def encode(op: Op, seq: int, body: bytes = b"") -> bytes:
