@@ -143,7 +143,7 @@ class Engine:
         """After create, resume and extend."""
         self.reaper.watch(handle)
         if handle.unsettled:
-            self.kit.work.spawn(self.reconciler.settle(handle))
+            handle.settling = self.kit.work.spawn(self.reconciler.settle(handle))
 
 
 def _report(error: BaseException) -> None:

@@ -16,7 +16,7 @@ from dsec.model.ids import ExecId, SandboxId, new_exec_id
 from dsec.model.journal import Json, Phase, Record
 from dsec.model.sandbox import State
 from dsec.node.drafts import EXEC
-from dsec.node.handles import Handle, Table
+from dsec.node.handles import Handle, Table, refusal
 from dsec.node.output import Output
 from dsec.node.policy import base_env, resolve
 from dsec.node.runs import Run, Runner
@@ -185,12 +185,18 @@ class Execs(ExecService):
         check_count("stdout", stdout, 0, 2**63 - 1)
         check_count("stderr", stderr, 0, 2**63 - 1)
         handle = self._table.find(sandbox)
+        if handle is not None and handle.settling is not None:
+            await asyncio.wait([handle.settling])
         run = handle.runs.get(exec_id) if handle is not None else None
         if run is None:
             run = self._shelf.find(sandbox, exec_id)
         if isinstance(run, Run):
             return Session(run, self._runner, stdout, stderr)
         past = (await self._past(sandbox)).get(exec_id)
+        if past is not None and handle is not None and handle.unsettled:
+            raise refusal(
+                handle.info
+            )  # paused since an earlier engine: it cannot be reached before it is resumed
         if past is None or past.exit is None:
             raise NotFound(f"there is no command {exec_id} in {sandbox}", exec=exec_id)
         return PastSession(_past_result(past), known=past.exit.code >= 0)

@@ -36,7 +36,8 @@ class Handle:
         lock: held while the runtime makes, freezes, thaws or ends it.
         deadline: boot seconds, 0 = none. used: boot seconds of the last act; busy: acts in progress.
         told: ended commands, recorded, that the guest may forget.
-        oom_kills: as last read. failure: why it died. unsettled: its execs are still to be matched with the journal.
+        oom_kills: as last read. failure: why it died. unsettled: its execs are still to be matched with the journal;
+            settling: that is being done.
         removal: the destroy in progress. ending: set when its end has begun. over: set when it has ended and nothing is left.
     """
 
@@ -56,6 +57,7 @@ class Handle:
     told: list[ExecId] = field(default_factory=list)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    settling: asyncio.Task[None] | None = None
     removal: asyncio.Task[None] | None = None
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)

@@ -25,9 +25,11 @@ class Work:
         task.add_done_callback(self._ended)
         return task
 
-    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        """Start a job that nobody waits for; its failure is reported."""
-        self.start(job).add_done_callback(self._reported)
+    def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a job that nobody need wait for; its failure is reported."""
+        task = self.start(job)
+        task.add_done_callback(self._reported)
+        return task
 
     def _reported(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -52,7 +54,7 @@ class Work:
             await asyncio.wait(set(self._tasks), timeout=5)
 
 
-async def settled(task: asyncio.Task[T], on_cancel: Callable[[], None]) -> T:
+async def settled(task: asyncio.Task[T], on_cancel: Callable[[], object]) -> T:
     """Wait for an owned task. When the *waiter* is cancelled, ``on_cancel`` is called and the task goes on."""
     if not task.done():
         waiter: asyncio.Future[None] = task.get_loop().create_future()
