@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
+from types import CoroutineType
 from typing import Any, Final, Generic, TypeVar
 
 import uvloop
@@ -69,7 +70,7 @@ class _Crossing(Generic[T]):
 
 
 def _coroutine(work: Awaitable[T]) -> Coroutine[Any, Any, T]:
-    if asyncio.iscoroutine(work):
+    if isinstance(work, CoroutineType):
         return work
     return _awaiting(work)
 
@@ -84,6 +85,7 @@ class Bridge:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._ident: int | None = None
 
     def start(self) -> None:
         """Start the thread; twice is no error."""
@@ -93,6 +95,7 @@ class Bridge:
                 target=self._run, args=(self._loop,), name="dsec-sdk", daemon=True
             )
             self._thread.start()
+            self._ident = self._thread.ident
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -107,7 +110,7 @@ class Bridge:
     def stop(self) -> None:
         """End the thread; twice is no error."""
         loop, thread = self._loop, self._thread
-        self._loop = self._thread = None
+        self._loop = self._thread = self._ident = None
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(JOIN_PATIENCE)
@@ -119,7 +122,7 @@ class Bridge:
             Conflict: the bridge does not run, or this is its own thread.
         """
         loop = self._loop
-        if loop is None or threading.current_thread() is self._thread:
+        if loop is None or threading.get_ident() == self._ident:
             if asyncio.iscoroutine(work):
                 work.close()
             raise Conflict(
