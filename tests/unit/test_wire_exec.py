@@ -113,3 +113,27 @@ def test_a_bad_name_is_refused_every_time() -> None:
             sent(requests, env={"A=B": "c"})
         with pytest.raises(BadRequest):
             sent(requests, env={"A": "b\0c"})
+
+
+@pytest.mark.parametrize("how", range(4))
+@pytest.mark.parametrize("reason", range(5))
+def test_exit_is_unpacked_as_its_layout_says(how: int, reason: int) -> None:
+    message = wire.ExitStatus(0, -1, 0, 2, 3, 4, 5, 6, 2**63)
+    whole = bytes((how,)) + message.encode()[1:5] + bytes((reason,)) + message.encode()[6:]
+    if how > 2 or reason > 3:
+        with pytest.raises(ProtocolError):
+            wire.unpack_exit(whole)
+        with pytest.raises(ProtocolError):
+            wire.ExitStatus.decode(whole)
+        return
+    decoded = wire.ExitStatus.decode(whole)
+    assert wire.unpack_exit(whole) == tuple(getattr(decoded, name) for name in decoded.__match_args__)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_started_and_exit_of_another_length_are_malformed(change: int) -> None:
+    started, ended = wire.Started(7, 1, 2).encode(), wire.ExitStatus(0, 0, 0, 0, 0, 0, 0, 0, 0).encode()
+    assert wire.unpack_started(started) == (7, 1, 2)
+    for unpack, payload in ((wire.unpack_started, started), (wire.unpack_exit, ended)):
+        with pytest.raises(ProtocolError):
+            unpack((payload + b"\0")[: len(payload) + change])
