@@ -41,6 +41,7 @@ KILLS: Final = pytest.mark.parametrize(
     if FULL
     else [("engine", "container"), ("spawner", "process"), ("both", "container")],
 )
+SOME: Final = pytest.mark.parametrize("level", ["container", "process"] if FULL else ["container"])
 VICTIMS: Final = pytest.mark.parametrize("victim", ["engine", "spawner", "both"])
 LINES: Final = "".join(f"line {n}\n" for n in range(1, 61))
 DEAD: Final = (State.GONE, State.FAILED, State.LOST)
@@ -424,7 +425,7 @@ def test_killed_init_is_reported(home: Home, level: str) -> None:
         assert [phase for phase, _ in outcomes(dsec, sandbox.id)] == [Phase.INTENT, Phase.RESULT]
 
 
-@LEVELS
+@SOME
 def test_init_killed_while_no_engine_runs_is_lost(
     home: Home, start: Callable[..., Child], level: str
 ) -> None:
@@ -440,7 +441,7 @@ def test_init_killed_while_no_engine_runs_is_lost(
         assert "did not run" in info.reason
 
 
-@LEVELS
+@SOME
 @pytest.mark.parametrize("signo", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_end(home: Home, start: Callable[..., Child], level: str, signo: int) -> None:
     child = start("executing", level)
@@ -452,7 +453,7 @@ def test_asked_to_end(home: Home, start: Callable[..., Child], level: str, signo
         assert (result.exit_code, result.text) == (7, LINES)
 
 
-@LEVELS
+@SOME
 def test_ttl_passes_while_no_engine_runs(home: Home, start: Callable[..., Child], level: str) -> None:
     child = start("ttl", level)
     sandbox = child.wait_for("created")["id"]
@@ -497,7 +498,7 @@ def test_a_replaced_spawner_holds_deadlines_and_sees_deaths(
         assert dsec.sandboxes.get(step["other"]).inspect().reason == "ttl"
 
 
-@LEVELS
+@SOME
 def test_death_between_two_spawners_is_noticed(home: Home, level: str) -> None:
     with home.open() as dsec:
         kept, lost = dsec.sandboxes.create(level=level), dsec.sandboxes.create(level=level)
@@ -518,7 +519,7 @@ def test_one_owner(home: Home, start: Callable[..., Child]) -> None:
     assert "connect" in caught.value.hint
 
 
-@LEVELS
+@SOME
 def test_after_a_reboot(home: Home, start: Callable[..., Child], level: str) -> None:
     """As a reboot leaves it: no process, and records of another boot."""
     child = start("executing", level)
@@ -569,7 +570,7 @@ def _parent(pid: int) -> int:
     return 0
 
 
-@LEVELS
+@SOME
 @pytest.mark.parametrize("scenario", ["idle", "creating", "executing"])
 def test_private_engine_killed(image_store: Path, children: list[Child], level: str, scenario: str) -> None:
     child = Child(None, image_store, scenario, level, 2)
@@ -609,7 +610,7 @@ def test_private_engines_leave_each_other_alone(image_store: Path) -> None:
         assert sandbox.exec("echo still").stdout == b"still\n"
 
 
-@LEVELS
+@SOME
 def test_private_engine_interrupted(image_store: Path, children: list[Child], level: str) -> None:
     child = Child(None, image_store, "creating", level, 2)
     children.append(child)
