@@ -20,6 +20,7 @@ Argv = str | Sequence[str | bytes | Path]
 GIB: Final = 2**30
 PIECE: Final = 1 << 20
 BASE: Final = "base"
+RESERVED: Final = "dsec."
 _LISTS: Final = (list, tuple)
 _NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -134,6 +135,9 @@ def spec_of(
         raise BadRequest(f"level: there is no level {level!r}", hint=f"choose one of {have}") from None
     for name, value in [*(env or {}).items(), *(labels or {}).items()]:
         check_text(f"env or labels: {name!r}", name, value)
+    reserved = next((name for name in labels or () if name.startswith(RESERVED)), None)
+    if reserved is not None:
+        raise BadRequest(f"labels: {reserved!r} begins with {RESERVED!r}, which is DSec's own")
     return SandboxSpec(
         level=strength,
         limits=limits or Limits(),
