@@ -39,7 +39,7 @@ from dsec.ports.guest import Guest
 from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
 from dsec.runtimes import cgroups, probe
 from dsec.runtimes.container import ContainerRuntime, Mounts
-from dsec.runtimes.process import ProcessRuntime
+from dsec.runtimes.process import ProcessRuntime, require_landlock
 from dsec.runtimes.spawned import SpawnedRuntime
 from dsec.runtimes.spawner import SpawnerConfig
 from dsec.runtimes.trees import Archives
@@ -342,6 +342,7 @@ async def _container(state: _State, settings: Settings, on_ended: OnEnded, parts
 
 async def _process(state: _State, settings: Settings, on_ended: OnEnded, parts: _Parts) -> None:
     def build() -> ProcessRuntime:
+        require_landlock()
         groups = _hierarchies(state, Level.PROCESS)
         config = _config(state, Level.PROCESS, groups)
         return ProcessRuntime(config, groups, on_ended=on_ended, homes=state.homes)

@@ -11,10 +11,12 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from dsec.errors import CleanupFailed, Unsupported
+from dsec.errors import CleanupFailed, IsolationUnavailable, Unsupported
+from dsec.model.health import Status
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import MIB, Flag, Level, Place
 from dsec.ports.runtime import OnEnded, Plan
+from dsec.runtimes import probe
 from dsec.runtimes.cgroups import Hierarchy, flags
 from dsec.runtimes.spawned import SpawnedRuntime, base_flags
 from dsec.runtimes.spawner import Spawner, SpawnerConfig
@@ -42,6 +44,19 @@ READABLE: Final = (
     "/etc/python3",
     "/proc",
 )
+
+
+def require_landlock() -> None:
+    """Ask before anything is made for this level.
+
+    Raises:
+        IsolationUnavailable: this kernel has no Landlock, or one that cannot keep signals inside.
+    """
+    landlock = probe.landlock()
+    if landlock.status is not Status.ACTIVE:
+        raise IsolationUnavailable(
+            f"level 'process' needs all of Landlock: {landlock.detail}", hint=landlock.hint
+        )
 
 
 class ProcessRuntime(SpawnedRuntime):
