@@ -102,10 +102,16 @@ static void on_signal(int signo, siginfo_t *info, void *context) {
 }
 
 /* Handlers, never SIG_IGN: exec resets a handler to the default, so that commands start with default signals. */
-static void set_signals(void) {
-    struct sigaction dfl = {.sa_handler = SIG_DFL};
+/* Not by the C library, which keeps two or three for itself and refuses them: whoever ignored those would pass it on to
+ * every command. All zero is the default action, whatever the kernel's structure looks like. */
+static void reset_signals(void) {
+    static const unsigned long dfl[8];
     for (int s = 1; s <= 64; s++)
-        sigaction(s, &dfl, NULL);
+        syscall(SYS_rt_sigaction, s, dfl, NULL, 8);
+}
+
+static void set_signals(void) {
+    reset_signals();
     struct sigaction act = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO};
     sigfillset(&act.sa_mask);
     const int handled[] = {SIGCHLD, SIGTERM, SIGPIPE, SIGXFSZ, SIGHUP, SIGINT};
