@@ -60,14 +60,20 @@ static void kill_sandbox(struct spawner *s, struct sandbox *sb) {
 
 /* Init is dead; at level `container` so is everything below it, because the kernel ended its namespace first. */
 static void buried(struct spawner *s, struct sandbox *sb, int status) {
-    if (s->config.level == LEVEL_PROCESS) process_end_all(s, sb->slot);
+    bool gone = s->config.level == LEVEL_CONTAINER || process_end_all(s, sb->slot);
     if (sb->create_seq && sb->failed)
         answer(s, sb->create_seq, sb->fail_errno, sb->fail_step, NULL, 0);
     else if (sb->create_seq)
         answer(s, sb->create_seq, ECANCELED, "destroyed while it was made", NULL, 0);
     else if (!sb->n_waiters && !s->stopping)
         tell_ended(s, sb, status);
-    for (unsigned i = 0; i < sb->n_waiters; i++) answer(s, sb->waiters[i], 0, "", NULL, 0);
+    for (unsigned i = 0; i < sb->n_waiters; i++)
+        answer(s, sb->waiters[i], gone ? 0 : EBUSY, "its processes do not die", NULL, 0);
+    sb->n_waiters = 0;
+    sb->create_seq = 0;
+    sb->state = S_DYING;
+    sb->lingers = !gone; /* its ids and cgroups stay its own until they are free */
+    if (!gone) return;
     slot_release(s, sb->slot, sb->frozen);
     table_remove(s, sb);
 }
@@ -86,6 +92,11 @@ static void reap(struct spawner *s) {
 
 static void kill_each(struct spawner *s, struct sandbox *sb, void *arg) {
     (void)arg;
+    if (sb->lingers) {
+        process_end_all(s, sb->slot);
+        table_remove(s, sb);
+        return;
+    }
     if (sb->state != S_DYING) kill_sandbox(s, sb);
 }
 
@@ -245,6 +256,7 @@ static void destroy(struct spawner *s, uint32_t seq, struct sandbox *sb) {
     if (!sb) return answer(s, seq, 0, "", NULL, 0);
     if (sb->n_waiters == WAITERS_MAX) return answer(s, seq, EBUSY, "too many wait for this one", NULL, 0);
     sb->waiters[sb->n_waiters++] = seq;
+    if (sb->lingers) return buried(s, sb, 0);
     if (sb->state != S_DYING) kill_sandbox(s, sb);
 }
 
@@ -334,9 +346,21 @@ static void request(struct spawner *s, struct reader *r, const int *fds, unsigne
 
 /* ---- the owner ---- */
 
+/* What the old owner waits for must not be answered to the next, whose numbers are others. What it was having made
+ * nobody knows of any more. */
+static void forget_owner(struct spawner *s, struct sandbox *sb, void *arg) {
+    (void)arg;
+    sb->n_waiters = 0;
+    sb->create_seq = 0;
+    if (sb->state == S_CREATING) kill_sandbox(s, sb);
+}
+
 static void drop_owner(struct spawner *s) {
-    if (s->owner >= 0) unwatch(s, s->owner);
+    if (s->owner < 0) return;
+    unwatch(s, s->owner);
     s->owner = -1;
+    table_each(s, forget_owner, NULL);
+    s->stop_seq = 0;
 }
 
 static void accept_owner(struct spawner *s) {

@@ -89,13 +89,15 @@ static bool group_empty(const struct spawner *s, uint32_t slot) {
 }
 
 /* Ends every process of a user id that only this sandbox has, at one stroke: the kernel walks them under its lock. */
-static void kill_user(uint32_t uid) {
+static bool kill_user(uint32_t uid) {
     pid_t pid = fork();
     if (pid == 0) {
-        if (!setresgid(uid, uid, uid) && !setresuid(uid, uid, uid)) kill(-1, SIGKILL);
-        _exit(0);
+        bool is = !setresgid(uid, uid, uid) && !setresuid(uid, uid, uid);
+        if (is) kill(-1, SIGKILL);
+        _exit(!is);
     }
-    if (pid > 0) waitpid(pid, NULL, 0);
+    int status = 1;
+    return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
 }
 
 /* Orphans came to us, their subreaper: those of our children that are no init. 0 when there are none. */
@@ -114,11 +116,13 @@ static unsigned kill_orphans(struct spawner *s) {
     return killed;
 }
 
-void process_end_all(struct spawner *s, uint32_t slot) {
-    for (int tries = 0; tries < 2000; tries++) {
-        if (s->root) kill_user(slot_uid(slot));
-        if (s->root ? group_empty(s, slot) : !kill_orphans(s)) return;
+/* Nobody else is served meanwhile, so it is not tried for long: whoever asked for the end asks again. */
+bool process_end_all(struct spawner *s, uint32_t slot) {
+    for (int tries = 0; tries < 300; tries++) {
+        bool killed = s->root ? kill_user(slot_uid(slot)) : kill_orphans(s) == 0;
+        if (killed && (!s->root || group_empty(s, slot))) return true;
         usleep(1000);
     }
     note("processes outlive their sandbox", "", EBUSY);
+    return false;
 }

@@ -101,7 +101,8 @@ struct sandbox {
     int status;    /* read end of the set-up report while S_CREATING, else -1 */
     uint32_t slot;
     uint64_t deadline; /* CLOCK_BOOTTIME ns, 0 none */
-    bool frozen, expired, told, failed;
+    bool frozen, expired, failed;
+    bool lingers; /* its init is dead, and other processes of it are not */
     uint32_t create_seq;
     uint32_t waiters[WAITERS_MAX];
     unsigned n_waiters;
@@ -211,7 +212,7 @@ int confine_rlimits(uint64_t open_files);
 void adopt_running(struct spawner *s);
 
 /* process.c: when init of a sandbox of level `process` is dead, everything it left ends too */
-void process_end_all(struct spawner *s, uint32_t slot);
+bool process_end_all(struct spawner *s, uint32_t slot); /* false: some do not die yet */
 
 /* loop.c */
 void watch_pidfd(struct spawner *s, const struct sandbox *sb);

@@ -155,6 +155,7 @@ class _State:
     tag: str
     durable: bool
     lock: int
+    alive: int | None = None
 
     def part(self, name: str) -> Path:
         """A private directory in it."""
@@ -173,6 +174,8 @@ class _State:
                 with contextlib.suppress(OSError):
                     path.rmdir()  # only an empty one goes: what runs on keeps its own
         os.close(self.lock)
+        if self.alive is not None:
+            os.close(self.alive)
 
 
 def _lock(path: Path) -> int | None:
@@ -202,13 +205,11 @@ def _homes(tag: str, state: Path) -> Path:
 
 
 def _run(tag: str, state: Path) -> Path:
-    """Where sockets are made. The link beside it tells a later sweep whose they were."""
+    """Where sockets are made."""
     if os.geteuid() != 0:
         return state / "run"
     path = _RUN / tag
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (_RUN / f"{tag}{_OWNER}").symlink_to(state.resolve())
     return path
 
 
@@ -219,16 +220,32 @@ def _private_state() -> _State:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         lock = _lock(path)
         if lock is not None:  # else another engine's sweep found it in the moment before it was locked
-            return _State(path, _homes(path.name, path), _run(path.name, path), path.name, False, lock)
+            alive = _claim(path.name)
+            homes, run = _homes(path.name, path), _run(path.name, path)
+            return _State(path, homes, run, path.name, False, lock, alive)
     raise Busy(f"{_TRIES} state directories in {base} were taken by other engines at once")
 
 
+def _claim(tag: str) -> int | None:
+    """A private engine's sign of life for as long as it lives, apart from its state directory; None without root."""
+    if os.geteuid() != 0:
+        return None
+    _RUN.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(_RUN / f"{tag}{_OWNER}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
 def _sweep_orphans() -> None:
-    """Remove what is left of engines whose whole state directory somebody removed."""
-    for link in _RUN.glob(f"{_PREFIX}*{_OWNER}") if os.geteuid() == 0 else ():
+    """Remove what is left of dead private engines whose whole state directory somebody removed. Their lock tells that they are dead."""
+    for path in _RUN.glob(f"{_PREFIX}*{_OWNER}") if os.geteuid() == 0 else ():
         with contextlib.suppress(OSError):
-            if not link.readlink().exists():
-                _forget(link.name.removesuffix(_OWNER))
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _forget(path.name.removesuffix(_OWNER))
+            finally:
+                os.close(fd)
 
 
 def _forget(tag: str) -> bool:
@@ -283,7 +300,11 @@ async def _durable_state(home: Path, wait: float) -> _State:
                 home=str(home),
             )
         await asyncio.sleep(0.02)
-    return _State(home, _homes(tag, home), _run(tag, home), tag, True, lock)
+    try:
+        return _State(home, _homes(tag, home), _run(tag, home), tag, True, lock)
+    except BaseException:
+        os.close(lock)
+        raise
 
 
 @dataclass(slots=True)

@@ -241,7 +241,7 @@ class Lifecycle(SandboxService):
         """Remove everything; what fails goes to the janitor.  Raises: CleanupFailed."""
         try:
             await self._remove(handle)
-        except (DsecError, OSError) as exc:
+        except Exception as exc:  # whatever failed, something is left: it must be seen and tried again
             await self._janitor.take(handle.id, lambda: self._remove(handle), exc)
             raise
 

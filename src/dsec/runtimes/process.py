@@ -6,8 +6,9 @@ What it does not give (a root file system, layers, quota, a network of its ownâ€
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -133,5 +134,54 @@ def _make_home(home: Path) -> None:
 
 
 def _remove_home(home: Path) -> None:
-    if home.exists():
-        shutil.rmtree(home)
+    """Remove a tree that a hostile command made, whose processes are all dead: of any depth, with any modes.
+
+    Directories are moved up to the top before they are emptied, so neither recursion nor descriptors grow with the depth.
+    Raises: OSError.
+    """
+    try:
+        top = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        names = (
+            f".{os.urandom(8).hex()}-{number}" for number in itertools.count()
+        )  # none that is there already
+        pending = _emptied(top, top, names)
+        while pending:
+            name = pending.pop()
+            inside = _opened(top, name)
+            try:
+                pending += _emptied(inside, top, names)
+            finally:
+                os.close(inside)
+            os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    home.rmdir()
+
+
+def _opened(parent: int, name: str) -> int:
+    """A directory, made accessible first. Never through a symlink."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
+    finally:
+        os.close(handle)
+
+
+def _emptied(directory: int, top: int, names: Iterator[str]) -> list[str]:
+    """Remove what is no directory; move the directories to ``top``, and tell their new names."""
+    with os.scandir(directory) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    moved: list[str] = []
+    for name, is_directory in found:
+        if not is_directory:
+            os.unlink(name, dir_fd=directory)
+            continue
+        new = next(names)
+        os.close(_opened(directory, name))  # its own ".." changes: it must be writable
+        os.rename(name, new, src_dir_fd=directory, dst_dir_fd=top)
+        moved.append(new)
+    return moved
