@@ -71,7 +71,7 @@ class Janitor:
             wait = min(wait * 2, LONGEST_WAIT)
             try:
                 await cleanup()
-            except Exception as exc:  # whatever it is: the thing is still there
+            except Exception as exc:  # noqa: BLE001 - whatever it is: the thing is still there
                 self._note(sandbox, what, exc)
             else:
                 self.solved(sandbox)
