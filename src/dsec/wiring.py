@@ -55,7 +55,7 @@ Home = str | Path | None
 _ROOT_HOME: Final = Path("/var/lib/dsec")
 _RUN: Final = Path("/run/dsec")  # in memory, for root
 _UID_LOCKS: Final = _RUN / "uids"
-_HOMES: Final = Path("/var/tmp")  # others must be able to enter it: private users live below
+_HOMES: Final = Path("/var/lib/dsec-homes")  # root's, and others may enter it: private users live below
 _PREFIX: Final = "dsec-"
 _OWNER: Final = ".owner"
 _TRIES: Final = 5
@@ -195,7 +195,9 @@ def _homes(tag: str, state: Path) -> Path:
         path = state / "homes"
         path.mkdir(mode=0o700, exist_ok=True)
         return path
-    path = _HOMES / f"{tag}-homes"
+    path = _HOMES / tag
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    path.parent.chmod(0o711)  # whatever the umask
     path.mkdir(mode=0o711, exist_ok=True)
     info = path.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != 0:
@@ -253,7 +255,7 @@ def _forget(tag: str) -> bool:
     ended = [cgroups.remove(f"{tag}-{level.value}") for level in Level]
     if not all(ended):
         return False
-    shutil.rmtree(_HOMES / f"{tag}-homes", ignore_errors=True)
+    shutil.rmtree(_HOMES / tag, ignore_errors=True)
     shutil.rmtree(_RUN / tag, ignore_errors=True)
     (_RUN / f"{tag}{_OWNER}").unlink(missing_ok=True)
     return True

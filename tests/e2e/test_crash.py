@@ -111,7 +111,7 @@ class Home:
 
     def traces(self) -> list[str]:
         """Everything on this machine that belongs to it, but for the directory itself."""
-        places = [Path("/run/dsec", self.tag), Path("/var/tmp", f"{self.tag}-homes")]
+        places = [Path("/run/dsec", self.tag), Path("/var/lib/dsec-homes", self.tag)]
         left = [path for place in places for path in place.rglob("*")]
         return self.alive() + [str(path) for path in left if not path.is_dir() or path.name.startswith("sb-")]
 

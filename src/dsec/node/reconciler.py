@@ -27,6 +27,7 @@ from dsec.ports.runtime import Ended, Runtime
 from dsec.ports.storage import Layers
 
 EVERY: Final = 60.0  # seconds
+AT_ONCE: Final = 256  # records in one append
 
 Found = dict[SandboxId, Level]
 
@@ -222,8 +223,8 @@ class Reconciler:
             for act, ref in found
             if act != drafts.EXEC
         ]
-        if others:
-            await self._kit.journal.append(*others[:256])
+        for start in range(0, len(others), AT_ONCE):
+            await self._kit.journal.append(*others[start : start + AT_ONCE])
         return {ExecId(ref): argv for (act, ref), argv in found.items() if act == drafts.EXEC}
 
     async def _lose_execs(self, handle: Handle, why: str) -> None:
