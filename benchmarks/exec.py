@@ -1,46 +1,58 @@
-"""Exec ``/bin/true`` in a running sandbox of level ``container``; beside ``crun exec``, alternating."""
+"""Exec ``/bin/true`` in a running sandbox of level ``container``; beside ``crun exec``, in turns of blocks.
+
+Both SDKs, each with an engine of its own; the bars are held against the slower one.
+"""
 
 from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from time import perf_counter_ns
 
-from benchmarks.common import TRUE, Findings, Script, main, warm_up
-from benchmarks.figures import milliseconds, ratio
-from benchmarks.lifecycles import engine
+from benchmarks.blocks import Side, in_turn, on_loop, timed_into
+from benchmarks.common import Findings, Script, main, warm_up
+from benchmarks.figures import Series, milliseconds, ratio, slower
+from benchmarks.lifecycles import async_engine, async_exec_true, engine, exec_true
 from benchmarks.peers import BARE_TRUE, Crun, PeerFailedError, timed
+
+WHAT = "exec /bin/true in a running sandbox"
 
 
 def measure(options: argparse.Namespace) -> Findings:
-    """Alternate; without crun ours alone."""
-    ours: list[int] = []
-    theirs: list[int] = []
+    """In turns; without crun ours alone."""
+    blocking: list[int] = []
+    awaited: list[int] = []
     bare: list[int] = []
+    theirs: list[int] = []
+    every = (blocking, awaited, bare, theirs)
     with ExitStack() as stack:
-        dsec = stack.enter_context(engine())
-        sandbox = stack.enter_context(dsec.sandboxes.create(level="container"))
+        sides = [
+            _blocking(stack, blocking),
+            _awaited(stack, awaited),
+            timed_into(bare, lambda: timed(BARE_TRUE)),
+        ]
         crun, problem = _crun(stack)
-        rounds = warm_up(options.n) + options.n
-        for _ in range(rounds):
-            begun = perf_counter_ns()
-            result = sandbox.exec(TRUE)
-            ours.append(perf_counter_ns() - begun)
-            if result.exit_code != 0:
-                raise AssertionError(f"/bin/true ended with {result.exit_code}: {result.stderr!r}")
-            bare.append(timed(BARE_TRUE))
-            if crun is not None:
-                theirs.append(crun.exec_true())
-    line = milliseconds("exec /bin/true in a running sandbox", ours[-options.n :])
-    floor = milliseconds("fork + exec /bin/true, no sandbox", bare[-options.n :], peer=True)
-    figures = {"p50_ms": line.p50, "p99_ms": line.p99}
-    if problem:
-        return Findings(
-            samples=options.n, series=(line, floor), figures=figures, unavailable={"crun": problem}
-        )
-    peer = milliseconds("crun exec /bin/true", theirs[-options.n :], peer=True)
-    figures["ratio_crun"] = ratio(line.p50, peer.p50)
-    return Findings(samples=options.n, series=(line, floor, peer), figures=figures)
+        if crun is not None:
+            sides.append(timed_into(theirs, crun.exec_true))
+        in_turn(warm_up(options.n), sides)
+        for each in every:
+            each.clear()
+        in_turn(options.n, sides)
+    ours = (milliseconds(f"Dsec: {WHAT}", blocking), milliseconds(f"AsyncDsec: {WHAT}", awaited))
+    floor = milliseconds("fork + exec /bin/true, no sandbox", bare, peer=True)
+    peer = milliseconds("crun exec /bin/true", theirs, peer=True) if theirs else None
+    return _findings(options.n, ours, floor, peer, problem)
+
+
+def _blocking(stack: ExitStack, times: list[int]) -> Side:
+    dsec = stack.enter_context(engine())
+    sandbox = stack.enter_context(dsec.sandboxes.create(level="container"))
+    return timed_into(times, lambda: exec_true(sandbox))
+
+
+def _awaited(stack: ExitStack, times: list[int]) -> Side:
+    runner, dsec = stack.enter_context(async_engine())
+    sandbox = runner.run(dsec.sandboxes.create(level="container"))
+    return on_loop(runner, lambda: async_exec_true(sandbox, times))
 
 
 def _crun(stack: ExitStack) -> tuple[Crun | None, str]:
@@ -53,9 +65,19 @@ def _crun(stack: ExitStack) -> tuple[Crun | None, str]:
     return crun, ""
 
 
+def _findings(
+    n: int, ours: tuple[Series, Series], floor: Series, peer: Series | None, problem: str
+) -> Findings:
+    figures = slower(*ours)
+    if peer is None:
+        return Findings(samples=n, series=(*ours, floor), figures=figures, unavailable={"crun": problem})
+    figures["ratio_crun"] = ratio(figures["p50_ms"], peer.p50)
+    return Findings(samples=n, series=(*ours, floor, peer), figures=figures)
+
+
 SCRIPT = Script(
     name="exec",
-    claim="exec /bin/true in a running sandbox, through the SDK",
+    claim="exec /bin/true in a running sandbox, through both SDKs",
     n=1000,
     measure=measure,
 )

@@ -68,6 +68,19 @@ def milliseconds(what: str, nanoseconds: Sequence[int], *, peer: bool = False) -
     return series(what, [each / NS_PER_MS for each in nanoseconds], peer=peer)
 
 
+def slower(blocking: Series, awaited: Series) -> dict[str, float]:
+    """What bars are held against when both SDKs were measured: of each figure the worse one; and both medians.
+
+    Both are in ms.
+    """
+    return {
+        "p50_ms": max(blocking.p50, awaited.p50),
+        "p99_ms": max(blocking.p99, awaited.p99),
+        "dsec_p50_ms": blocking.p50,
+        "asyncdsec_p50_ms": awaited.p50,
+    }
+
+
 def thirds(values: Sequence[float]) -> tuple[float, float]:
     """Means of the first and of the last third (at least one value each).  Raises: ValueError: no values."""
     if not values:

@@ -1,15 +1,17 @@
-"""Resume a paused sandbox and exec ``/bin/true`` in it; beside ``crun resume`` and ``crun exec``, alternating."""
+"""Resume a paused sandbox and exec ``/bin/true`` in it; beside ``crun resume`` and ``crun exec``, in turns of blocks."""
 
 from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter_ns
 
+from benchmarks.blocks import in_turn, repeated, timed_into
 from benchmarks.common import TRUE, Findings, Script, main, warm_up
 from benchmarks.figures import milliseconds, ratio
-from benchmarks.lifecycles import engine
+from benchmarks.lifecycles import engine, succeeded
 from benchmarks.peers import Crun, PeerFailedError
 from dsec.client.sync import Sandbox
 
@@ -32,8 +34,7 @@ def _round(sandbox: Sandbox, times: Times) -> None:
     resumed = perf_counter_ns()
     result = sandbox.exec(TRUE)
     ended = perf_counter_ns()
-    if result.exit_code != 0:
-        raise AssertionError(f"/bin/true ended with {result.exit_code}: {result.stderr!r}")
+    succeeded(result)
     times.pause.append(paused - start)
     times.resume.append(resumed - paused)
     times.exec.append(ended - resumed)
@@ -46,7 +47,7 @@ def _peer_round(crun: Crun) -> int:
 
 
 def measure(options: argparse.Namespace) -> Findings:
-    """Alternate; without crun ours alone."""
+    """In turns; without crun ours alone."""
     times = Times()
     theirs: list[int] = []
     problem = ""
@@ -59,12 +60,11 @@ def measure(options: argparse.Namespace) -> Findings:
             _peer_round(crun)
         except (PeerFailedError, OSError) as error:
             crun, problem = None, str(error)
-        for _ in range(warm_up(options.n)):
-            _round(sandbox, Times())
-        for _ in range(options.n):
-            _round(sandbox, times)
-            if crun is not None:
-                theirs.append(_peer_round(crun))
+        sides = [repeated(lambda: _round(sandbox, times))]
+        if crun is not None:
+            sides.append(timed_into(theirs, partial(_peer_round, crun)))
+        in_turn(warm_up(options.n), [repeated(lambda: _round(sandbox, Times()))])
+        in_turn(options.n, sides)
     return _findings(options.n, times, theirs, problem)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # they are no part of the package
 
-from benchmarks import bars, common, figures, report  # noqa: E402
+from benchmarks import bars, blocks, common, figures, report  # noqa: E402
 
 ISSUED = (
     "lifecycle_container",
@@ -70,6 +71,40 @@ def test_a_series_of_nanoseconds_is_told_in_milliseconds() -> None:
 def test_drift_compares_the_first_third_with_the_last() -> None:
     assert figures.thirds([1.0, 3.0, 9.0, 9.0, 5.0, 7.0]) == (2.0, 6.0)
     assert figures.thirds([4.0]) == (4.0, 4.0)
+
+
+def test_of_two_sdks_the_worse_figure_counts() -> None:
+    quick_median = figures.milliseconds("Dsec", [1_000_000] * 9 + [9_000_000])
+    quick_tail = figures.milliseconds("AsyncDsec", [2_000_000] * 10)
+    assert figures.slower(quick_median, quick_tail) == {
+        "p50_ms": 2.0,
+        "p99_ms": 9.0,
+        "dsec_p50_ms": 1.0,
+        "asyncdsec_p50_ms": 2.0,
+    }
+
+
+# Blocks
+
+
+@pytest.mark.parametrize(("n", "sizes"), [(1, [1]), (4, [4]), (5, [4, 1]), (8, [4, 4])])
+def test_every_side_runs_equally_often_and_in_blocks(n: int, sizes: list[int]) -> None:
+    order: list[str] = []
+    blocks.in_turn(n, [blocks.repeated(lambda name=name: order.append(name)) for name in "ab"], block=4)
+    assert "".join(order) == "".join("a" * size + "b" * size for size in sizes)
+
+
+def test_a_side_keeps_what_its_operation_tells_and_another_one_waits_on_a_loop() -> None:
+    told: list[int] = []
+    awaited: list[object] = []
+
+    async def operation() -> None:
+        awaited.append(asyncio.get_running_loop())
+
+    with asyncio.Runner() as runner:
+        blocks.in_turn(5, [blocks.timed_into(told, lambda: 7), blocks.on_loop(runner, operation)], block=2)
+        assert awaited == [runner.get_loop()] * 5
+    assert told == [7] * 5
 
 
 # Bars
@@ -220,6 +255,14 @@ def test_a_script_measures_what_its_bars_ask_for(name: str, tmp_path: Path) -> N
     assert {"kernel", "cpus", "memory_mib", "python", "commit", "date", "command"} <= told["machine"].keys()
     assert f"benchmarks.{name}" in told["machine"]["command"]
     assert {"load_before", "load_after"} <= told["machine"].keys()
+    if name in ("exec", "lifecycle_container"):
+        assert {line["what"].split(maxsplit=1)[0].rstrip(":,") for line in told["series"]} >= {
+            "Dsec",
+            "AsyncDsec",
+        }
+        assert told["figures"]["p50_ms"] == max(
+            told["figures"][f"{sdk}_p50_ms"] for sdk in ("dsec", "asyncdsec")
+        )
     wanted = {bar.figure for bar in bars.BARS if bar.result == name}
     missing = wanted - told["figures"].keys()
     assert not missing or told["unavailable"], f"{missing} is missing without a reason"
