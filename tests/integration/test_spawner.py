@@ -16,7 +16,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -24,6 +24,7 @@ from random import Random
 import pytest
 
 from dsec import Dsec, Level, Settings, wiring
+from dsec.errors import Busy, CleanupFailed, DsecError
 from dsec.wire import spawn
 from dsec.wire.spawn import CreateRequest, Op
 
@@ -398,6 +399,65 @@ def test_without_root_nothing_outlives_the_spawner(tmp_path: Path) -> None:
         while _lives(init) and time.monotonic() < until:
             time.sleep(0.02)
         assert not _lives(init)
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@contextlib.contextmanager
+def undying(pid: int) -> Iterator[None]:
+    """A process that no signal ends meanwhile: the old freezer keeps it from seeing any."""
+    if not (FREEZER / "tasks").exists():
+        pytest.skip("only the freezer of cgroup version 1 holds off SIGKILL")
+    group = FREEZER / f"dt-{secrets.token_hex(6)}"
+    group.mkdir()
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        _until(lambda: (group / "freezer.state").read_text() == "FROZEN\n")
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        # Where it is not to die it goes back, or the group could not be removed.
+        for left in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (FREEZER / "cgroup.procs").write_text(left)
+        _until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("asked", [True, False], ids=["destroyed", "its init died"])
+def test_a_process_that_does_not_die_keeps_its_sandbox_from_being_gone(images: Path, asked: bool) -> None:
+    """Its destruction is not said to be done, stays visible and is tried until it is true; nobody gets its ids before."""
+    with Dsec(settings=Settings(images=images, pool=0)) as engine:
+        sandbox = engine.sandboxes.create(level="process")
+        told = next(iter(sandbox.start("echo $$; exec sleep 1000").output)).data
+        pid, uid, init = int(told), os.stat(f"/proc/{int(told)}").st_uid, _real(sandbox.id)
+        with undying(pid):
+            if asked:
+                with pytest.raises((Busy, CleanupFailed), match="do not die"):
+                    sandbox.destroy()
+            else:
+                os.kill(init, signal.SIGKILL)
+            _until(lambda: [problem.sandbox for problem in engine.problems()] == [sandbox.id])
+            assert _lives(pid), "the control: nothing ended it"
+            assert not _lives(init)
+            with engine.sandboxes.create(level="process") as other:
+                assert other.exec("id -u").text.strip() != str(uid), "its ids are nobody else's yet"
+            assert "do not die" in engine.problems()[0].error
+        _until(lambda: not engine.problems())
+        assert not _lives(pid)
+        sandbox.destroy()
+        with pytest.raises(DsecError):
+            sandbox.exec("true")
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.02)
 
 
 # --- noise, with sanitizers
