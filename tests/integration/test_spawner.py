@@ -343,6 +343,65 @@ def test_a_newer_owner_replaces_the_older(plain: Running) -> None:
         greet(third)
 
 
+OLD = 7  # every number that the older owner uses
+
+
+class Heard:
+    """A newer owner that keeps what it is told beside the answers to its own requests."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._seq = 1000
+        self.others: list[spawn.Answer] = []
+
+    def ask(self, op: int, body: bytes) -> spawn.Answer:
+        self._seq += 1
+        send(self._sock, struct.pack("<II", op, self._seq) + body)
+        while (answer := spawn.decode(self._sock.recv(spawn.MAX_MESSAGE))).seq != self._seq:
+            self.others.append(answer)
+        return answer
+
+    def runs(self) -> list[str]:
+        return [one.id for one in spawn.decode_list(self.ask(Op.LIST, spawn.bucket(0)).body)[1]]
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("op", [Op.CREATE, Op.DESTROY])
+def test_a_newer_owner_is_told_nothing_that_the_older_one_asked(plain: Running, op: Op) -> None:
+    """Whatever moment the change comes at: the older one's sandbox is there as a whole, or nothing of it."""
+    kept = 0
+    with home() as directory, plain.connect() as first:
+        greet(first)
+        older = first
+        for number in range(30):
+            name = f"sb-{number}"
+            with listener() as fd:
+                wanted = struct.pack("<II", Op.CREATE, OLD) + request(directory, name).encode()
+                if op is Op.DESTROY:
+                    assert make(older, request(directory, name)).errno == 0
+                    wanted = struct.pack("<II", Op.DESTROY, OLD) + spawn.of_id(name)
+                held = number % 3 == 0  # both are there before it looks: a change in the midst of the act
+                if held:
+                    plain.process.send_signal(signal.SIGSTOP)
+                send(older, wanted, (fd,) if op is Op.CREATE else ())
+                time.sleep(0.0 if held else 0.0003 * number)
+                newer = plain.connect()
+                if held:
+                    plain.process.send_signal(signal.SIGCONT)
+                heard = Heard(newer)
+                assert heard.ask(Op.HELLO, spawn.hello()).errno == 0
+            _until(lambda heard=heard: len(plain.children()) == len(heard.runs()))
+            assert heard.runs() in ([], [name])
+            kept += heard.runs() == [name]
+            assert heard.ask(Op.DESTROY, spawn.of_id(name)).errno == 0
+            assert (heard.runs(), plain.children()) == ([], [])
+            assert {answer.seq for answer in heard.others} <= {0}, "only events"
+            older.close()
+            older = newer
+        older.close()
+    assert kept < 30, "some change came in the midst"
+
+
 @pytest.mark.needs_root
 def test_an_owner_that_does_not_read_holds_nobody_up(plain: Running) -> None:
     with home() as directory:
