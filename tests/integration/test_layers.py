@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -242,6 +243,42 @@ async def test_a_full_pool_is_told_and_recovers(tmp_path: Path) -> None:
                     break
                 except StorageFull:
                     await anyio.sleep(0.05)
+    finally:
+        await layers.close()
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["private", "durable"])
+async def test_new_layers_are_refused_before_those_in_use_meet_the_end_of_the_pool(
+    tmp_path: Path, durable: bool
+) -> None:
+    """At once, also while what was written is in memory only; who has a layer goes on writing into the reserve."""
+    layers = await BtrfsLayers.open(tmp_path, size_bytes=512 * MIB, shelf=4, durable=durable)
+    try:
+        running = new_sandbox_id()
+        path = await layers.create(running, 1024)
+        await layers.create(new_sandbox_id(), 1024)  # quotas may add up to more
+        with (inside(layers, path) / "big").open("wb", buffering=0) as file:
+            for _ in range(460):
+                file.write(bytes(MIB))
+            for _ in range(6):  # as many as there are on the shelf, and more
+                with pytest.raises(StorageFull) as caught:
+                    await layers.create(new_sandbox_id(), 32)
+            with pytest.raises(StorageFull):
+                await layers.clone(running, new_sandbox_id(), 32)
+            facts = caught.value.facts
+            assert facts["asked"] == 32 * MIB
+            assert int(str(facts["free"])) < int(str(facts["reserve"])) == 64 * MIB
+            for _ in range(16):
+                file.write(bytes(MIB))
+            os.fsync(file.fileno())
+        assert len(await layers.list()) == 2
+        await layers.discard(running)
+        with anyio.fail_after(30):
+            while True:
+                with contextlib.suppress(StorageFull):
+                    await layers.create(new_sandbox_id(), 32)
+                    break
+                await anyio.sleep(0.05)
     finally:
         await layers.close()
 

@@ -49,7 +49,9 @@ _SMALL_MIB: Final = 16  # a quota so small that a residue would matter gets a sl
 _THREADS: Final = 4
 _COMMIT_AFTER: Final = 0.2
 _SWEEP_AFTER: Final = 2.0
-_SPARE: Final = 64 * MIB  # with less free in the pool no layer is given out
+# With less free in the pool no layer is given out: what is left is for the sandboxes that run.
+_RESERVE_SHARE: Final = 8  # an eighth of the pool
+_RESERVE_LEAST: Final = 64 * MIB
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +96,6 @@ class BtrfsLayers(Layers):
         self._sweep_at = math.inf
         self._next = 0
         self._names = threading.Lock()
-        self._full = False
         self._closing = False
         self._closed = False
         self._limiter = CapacityLimiter(_THREADS)
@@ -132,7 +133,8 @@ class BtrfsLayers(Layers):
     async def create(self, sandbox: SandboxId, disk_mib: int) -> Path:
         """See :class:`~dsec.ports.storage.Layers`.
 
-        In a private pool a claim from the shelf is a pop from a deque and no system call, so it needs no thread.
+        In a private pool a claim from the shelf is a look at the free space and a pop from a deque. Neither waits for
+        anything, so it needs no thread.
         """
         if sandbox in self._claims:
             raise Conflict(f"{sandbox} has a layer already")
@@ -140,7 +142,8 @@ class BtrfsLayers(Layers):
         self._limit = limit = disk_mib * MIB
         claim = self._claims[sandbox] = _Claim()
         try:
-            slot = None if self._durable or self._full else self._from_shelf(limit, exactly=True)
+            self._check_space(limit)
+            slot = None if self._durable else self._from_shelf(limit, exactly=True)
             if slot is not None:
                 self._give(claim, slot)
                 return Path(slot.name)
@@ -248,7 +251,6 @@ class BtrfsLayers(Layers):
 
     def _prepare(self, sandbox: SandboxId, claim: _Claim, limit: int) -> Path:
         """Make what the claim lacks: a slot, its quota, its link."""
-        self._check_space()
         slot = self._from_shelf(limit)
         try:
             if slot is None:
@@ -269,7 +271,7 @@ class BtrfsLayers(Layers):
 
     def _copy(self, origin: _Slot, sandbox: SandboxId, claim: _Claim, limit: int) -> Path:
         """A slot that begins with what another holds."""
-        self._check_space()
+        self._check_space(limit)
         slot: _Slot | None = None
         try:
             slot = self._snapshot(origin, limit)
@@ -310,22 +312,27 @@ class BtrfsLayers(Layers):
         if slot is not None:
             self._jobs.put(slot)
 
-    def _check_space(self) -> None:
-        """Raises: StorageFull: too little is left in the pool for one more layer."""
-        free, size = self._space()
-        if self._full:
+    def _check_space(self, asked: int) -> None:
+        """Quotas may add up to more than the pool: who comes last must not take the room of those who run.
+
+        Raises: StorageFull: the reserve is touched.
+        """
+        free, size, reserve = self._space()
+        if free < reserve:
             raise StorageFull(
-                f"the pool of writable layers is full: {free:,} of {size:,} bytes are free",
-                hint="destroy sandboxes, or make the pool larger",
+                f"the pool of writable layers is nearly full: {free:,} of {size:,} bytes are free, and the last "
+                f"{reserve:,} are kept for sandboxes that run",
+                hint="destroy sandboxes, or make the pool larger (pool_bytes)",
                 free=free,
+                size=size,
+                reserve=reserve,
+                asked=asked,
             )
 
-    def _space(self) -> tuple[int, int]:
-        """Bytes free and bytes in all; remembers whether that is too little."""
-        info = os.fstatvfs(self._pool.directory)
-        free = info.f_bavail * info.f_frsize
-        self._full = free < _SPARE
-        return free, info.f_blocks * info.f_frsize
+    def _space(self) -> tuple[int, int, int]:
+        """Bytes free, bytes in all, and how many of them must be free for one more layer."""
+        free, size = btrfs.free_bytes(self._pool.directory, self._pool.unwritten)
+        return free, size, max(_RESERVE_LEAST, size // _RESERVE_SHARE)
 
     def _forget(self, sandbox: SandboxId) -> None:
         try:
@@ -438,9 +445,9 @@ class BtrfsLayers(Layers):
 
     def _fill(self) -> None:
         """Make slots until the shelf is full. A full disk is told to who asks for a layer, not here."""
-        with suppress(OSError):
-            self._space()
-            while not self._full and len(self._shelf) < self._target and not self._closing:
+        with suppress(OSError, StorageFull):
+            self._check_space(self._limit)
+            while len(self._shelf) < self._target and not self._closing:
                 self._shelf.append(self._make(self._limit))
 
     def _put_back(self, slot: _Slot) -> None:

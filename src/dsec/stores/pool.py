@@ -53,6 +53,7 @@ class Pool:
 
     Attributes:
         mount: root of the detached mount (``O_PATH``). directory: the same, for ioctls and reading.
+        unwritten: tells what was written and is not on the disk yet.
         lock: descriptor that holds the ownership of a durable pool, else -1.
         device: path of the loop device. file_system: its UUID.
         simple_quota: simple quotas rather than full qgroups.
@@ -60,6 +61,7 @@ class Pool:
 
     mount: int
     directory: int
+    unwritten: int
     lock: int
     device: str
     file_system: str
@@ -67,7 +69,7 @@ class Pool:
 
     def close(self) -> None:
         """Let go of it. A private pool ends here, unless a sandbox still uses it."""
-        for descriptor in (self.directory, self.mount, self.lock):
+        for descriptor in (self.unwritten, self.directory, self.mount, self.lock):
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -236,14 +238,15 @@ def _mount(loop: Loop, lock: int, options: Mapping[str, str | None]) -> Pool:
                 f"btrfs cannot be mounted: {error.strerror}", hint="modprobe btrfs, as root"
             ) from error
         raise
-    directory = -1
+    directory = unwritten = -1
     try:
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
         simple = btrfs.enable_quota(directory)
         name = btrfs.file_system_id(directory)
-        return Pool(mount, directory, lock, loop.path, name, simple)
+        unwritten = btrfs.open_unwritten(name)
+        return Pool(mount, directory, unwritten, lock, loop.path, name, simple)
     except BaseException:
-        for descriptor in (directory, mount):
+        for descriptor in (unwritten, directory, mount):
             if descriptor >= 0:
                 os.close(descriptor)
         raise
