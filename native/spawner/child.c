@@ -6,7 +6,9 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,7 +20,7 @@ static _Noreturn void fail(int report, const char *step, int err) {
     struct writer w = writer_of(buf, sizeof buf);
     put_u32(&w, (uint32_t)(err ? err : EIO));
     put_bytes(&w, step, strlen(step));
-    ssize_t ignored = write(report, buf, w.len);
+    ssize_t ignored = send(report, buf, w.len, MSG_NOSIGNAL);
     (void)ignored;
     _exit(71);
 }
@@ -43,7 +45,7 @@ static int arrange_descriptors(const struct spawner *s, int listener, int *repor
 /* Nobody reads the report any more: the spawner died, and whoever adopts may have looked before we could be seen. */
 static bool forsaken(int report) {
     struct pollfd p = {.fd = report};
-    return poll(&p, 1, 0) > 0 && p.revents & POLLERR;
+    return poll(&p, 1, 0) > 0 && p.revents & (POLLERR | POLLHUP);
 }
 
 static void exec_init(const struct spawner *s, const struct plan *p, int exe) {
@@ -60,23 +62,58 @@ static void exec_init(const struct spawner *s, const struct plan *p, int exe) {
     syscall(SYS_execveat, exe, "", argv, env, AT_EMPTY_PATH);
 }
 
-void child_run(const struct spawner *s, const struct plan *p, const struct kit *kit, int report) {
-    struct child c = {.s = s, .p = p, .slot = kit->slot, .uid = slot_uid(kit->slot), .proc = -1,
-                      .userns = kit->users, .network = kit->network, .root = -1, .writable = -1};
-    const struct operation *op = s->config.level == LEVEL_CONTAINER ? container_operations : process_operations;
+static void work_through(struct child *c, const struct operation *op, int report) {
+    for (; op->name; op++)
+        if (op->run(c)) fail(report, op->name, errno);
+}
+
+static struct child child_new(const struct spawner *s, uint32_t slot) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);
     umask(022);
-    for (; op->name; op++)
-        if (op->run(&c)) fail(report, op->name, errno);
+    return (struct child){.s = s, .slot = slot, .uid = slot_uid(slot), .proc = -1, .users = -1, .mounts = -1, .dev = -1, .root = -1, .writable = -1};
+}
+
+static _Noreturn void become_init(struct child *c, int report) {
+    const struct spawner *s = c->s;
+    work_through(c, s->config.level == LEVEL_CONTAINER ? container_finish : process_finish, report);
     setpriority(PRIO_PROCESS, 0, 0);
     int exe = -1;
-    if (arrange_descriptors(s, p->listener, &report, &exe)) fail(report, "descriptors", errno);
+    if (arrange_descriptors(s, c->p->listener, &report, &exe)) fail(report, "descriptors", errno);
     if (forsaken(report)) _exit(71);
-    if (confine_rlimits(p->open_files)) fail(report, "resource limits", errno); /* after the descriptors that lie above it */
+    if (confine_rlimits(c->p->open_files)) fail(report, "resource limits", errno); /* after the descriptors that lie above it */
     if (confine_seccomp(s->config.level)) fail(report, "seccomp", errno);
-    exec_init(s, p, exe);
+    exec_init(s, c->p, exe);
     fail(report, "exec init", errno);
+}
+
+static void prepare(struct child *c, int report) {
+    work_through(c, c->s->config.level == LEVEL_CONTAINER ? container_prepare : process_prepare, report);
+}
+
+void child_direct(const struct spawner *s, uint32_t slot, const struct plan *p, int report) {
+    struct child c = child_new(s, slot);
+    prepare(&c, report);
+    c.p = p;
+    become_init(&c, report);
+}
+
+void child_seed(const struct spawner *s, uint32_t slot, int users, int report) {
+    static uint8_t body[MESSAGE_MAX];
+    static struct plan plan;
+    int fds[FDS_MAX];
+    unsigned n = FDS_MAX;
+    struct child c = child_new(s, slot);
+    c.users = users;
+    c.joined = true;
+    prctl(PR_SET_NAME, "dsec-seed");
+    prepare(&c, report);
+    ssize_t size = send(report, "r", 1, MSG_NOSIGNAL) == 1 ? receive_fds(report, body, sizeof body, fds, &n, 0) : 0;
+    if (size <= 0) _exit(0); /* not needed, or the spawner is gone */
+    struct reader r = reader_of(body, (size_t)size);
+    if (!parse_create(&r, &plan, fds, n)) fail(report, "malformed", EPROTO);
+    c.p = &plan;
+    become_init(&c, report);
 }

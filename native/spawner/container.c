@@ -27,37 +27,22 @@
      1ULL << CAP_SETGID | 1ULL << CAP_SETUID | 1ULL << CAP_NET_BIND_SERVICE)
 
 static int join_cgroups(struct child *c) {
-    int err = slot_join_v1(c->s, c->slot);
+    int err = c->joined ? 0 : slot_join_v1(c->s, c->slot);
     errno = err;
-    return err ? -1 : unshare(CLONE_NEWCGROUP);
+    return err ? -1 : 0;
+}
+
+static int new_network(struct child *c) {
+    (void)c;
+    return network_enter();
 }
 
 static int new_namespaces(struct child *c) {
     (void)c;
-    return unshare(CLONE_NEWIPC | CLONE_NEWUTS);
+    return unshare(CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP);
 }
 
 static int host_name(struct child *c) { return sethostname((const char *)c->p->hostname.p, c->p->hostname.n); }
-
-/* Runs beside us with our memory and descriptors, so that the slowest step overlaps all the others. */
-static int network_helper(void *arg) {
-    struct child *c = arg;
-    if ((c->network = kit_network(c->s->proc)) < 0) c->network_errno = errno;
-    _exit(0);
-}
-
-static int start_network(struct child *c) {
-    static char stack[16384] __attribute__((aligned(16)));
-    if (c->network >= 0) return 0; /* from the kit */
-    c->network_helper = clone(network_helper, stack + sizeof stack, CLONE_VM | CLONE_FILES | SIGCHLD, c);
-    return c->network_helper < 0 ? -1 : 0;
-}
-
-static int join_network(struct child *c) {
-    if (c->network_helper && waitpid(c->network_helper, NULL, __WALL) < 0) return -1;
-    errno = c->network_errno;
-    return c->network < 0 ? -1 : setns(c->network, CLONE_NEWNET);
-}
 
 static int make_mount(const char *type, const char *const *options, unsigned attributes) {
     int fs = fsopen(type, FSOPEN_CLOEXEC);
@@ -76,15 +61,15 @@ static int open_proc(struct child *c) {
 }
 
 static int map_ids(struct child *c) {
-    if (c->userns < 0) c->userns = kit_users(c->proc, c->s->proc, c->uid);
-    return c->userns < 0 ? -1 : 0;
+    if (c->users < 0) c->users = users_make(c->proc, c->s->proc, c->uid);
+    return c->users < 0 ? -1 : 0;
 }
 
 /* A detached clone of the tree at `path` whose ids are those of this sandbox. */
 static int mapped(const struct child *c, int dir, const char *path, uint64_t set) {
     unsigned empty = *path ? 0 : AT_EMPTY_PATH;
     int fd = open_tree(dir, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | empty);
-    struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP | set, .userns_fd = (uint64_t)c->userns};
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP | set, .userns_fd = (uint64_t)c->users};
     if (fd < 0) return -1;
     return mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) ? -1 : fd;
 }
@@ -94,6 +79,60 @@ static int plain(const char *path, uint64_t set) {
     struct mount_attr attr = {.attr_set = set};
     return fd < 0 || mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) ? -1 : fd;
 }
+
+static int put_at(int mnt, int target) {
+    int r = move_mount(mnt, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+    close(target);
+    return r;
+}
+
+/* ---- what can be made before anything is known of the sandbox: its own mount namespace, a copy of the blank one, in which /dev and
+ * /proc wait for their places in a root that is not there yet ---- */
+
+static int enter_blank(struct child *c) {
+    if (setns(c->s->blank, CLONE_NEWNS) || unshare(CLONE_NEWNS)) return -1;
+    c->mounts = openat(c->s->proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
+    return c->mounts < 0 ? -1 : 0;
+}
+
+/* /dev is one shared tree, read-only; only its terminals (and shared memory, which is of the root) are the sandbox's own. */
+static int wait_devices(struct child *c) {
+    static const char *const pts_options[] = {"ptmxmode", "0666", "mode", "0620", NULL};
+    uint64_t fixed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC;
+    c->dev = mapped(c, AT_FDCWD, "/dev", fixed);
+    if (c->dev < 0 && errno == EINVAL) c->dev = plain("/dev", fixed); /* no id-mapped tmpfs before Linux 6.3: `nobody` owns it */
+    if (c->dev < 0 || move_mount(c->dev, "", AT_FDCWD, "/l", MOVE_MOUNT_F_EMPTY_PATH)) return -1;
+    int pts = make_mount("devpts", pts_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    return pts < 0 ? -1 : move_mount(pts, "", c->dev, "pts", MOVE_MOUNT_F_EMPTY_PATH) || close(pts) ? -1 : 0;
+}
+
+static int wait_proc(struct child *c) { return move_mount(c->proc, "", AT_FDCWD, "/proc", MOVE_MOUNT_F_EMPTY_PATH); }
+
+/* What of /proc tells of the host is covered. Files that only the host's root may open need no cover: that id does not
+ * exist inside. (A test tries them all.) Absent ones need none either. */
+static int mask_proc(struct child *c) {
+    static const char *const names[] = {"cmdline", "keys", "key-users", "interrupts", "latency_stats", "sched_debug", "acpi", "scsi",
+                                        "asound", "bus", "fs", "irq", "pressure"};
+    struct stat st;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        int target = openat(c->proc, names[i], O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        if (target < 0) continue;
+        if (fstat(target, &st)) return -1;
+        const char *with = S_ISDIR(st.st_mode) ? "/empty" : "/dev/null";
+        int cover = open_tree(AT_FDCWD, with, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+        if (cover < 0 || put_at(cover, target)) return -1;
+        close(cover);
+    }
+    int sys = open_tree(c->proc, "sys", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
+    if (sys < 0 || mount_setattr(sys, "", AT_EMPTY_PATH, &attr, sizeof attr)) return -1;
+    int target = openat(c->proc, "sys", O_PATH | O_CLOEXEC);
+    return target < 0 ? -1 : put_at(sys, target);
+}
+
+static int back_to_world(struct child *c) { return setns(c->s->world, CLONE_NEWNS); }
+
+/* ---- what is made of the request ---- */
 
 static int map_layers(struct child *c) {
     char path[160];
@@ -174,12 +213,6 @@ static int in_root(const struct child *c, const char *path, uint64_t flags) {
     return (int)syscall(SYS_openat2, c->root, path, &how, sizeof how);
 }
 
-static int put_at(int mnt, int target) {
-    int r = move_mount(mnt, "", target, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
-    close(target);
-    return r;
-}
-
 static int put(const struct child *c, int mnt, const char *path) {
     int target = in_root(c, path, 0);
     return mnt < 0 || target < 0 ? -1 : put_at(mnt, target);
@@ -216,7 +249,7 @@ static int put_volumes(struct child *c) {
         if (fstat(v->fd, &st) || make_way(c, path, !S_ISDIR(st.st_mode))) return -1;
         struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV |
                                               (v->read_only ? MOUNT_ATTR_RDONLY : 0),
-                                  .userns_fd = (uint64_t)c->userns};
+                                  .userns_fd = (uint64_t)c->users};
         if (mount_setattr(v->fd, "", AT_EMPTY_PATH, &attr, sizeof attr) || put(c, v->fd, path)) return -1;
     }
     return 0;
@@ -236,42 +269,12 @@ static int shared_memory(const struct child *c) {
     return clone;
 }
 
-/* /dev is one shared tree, read-only; only its terminals and shared memory are the sandbox's own. */
 static int put_devices(struct child *c) {
-    static const char *const pts_options[] = {"ptmxmode", "0666", "mode", "0620", NULL};
-    int shm = shared_memory(c);
-    if (shm < 0) return -1;
-    uint64_t fixed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC;
-    int dev = mapped(c, AT_FDCWD, "/dev", fixed);
-    if (dev < 0 && errno == EINVAL) dev = plain("/dev", fixed); /* no id-mapped tmpfs before Linux 6.3: `nobody` owns it */
-    if (dev < 0 || put(c, dev, "/dev")) return -1;
-    int pts = make_mount("devpts", pts_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
-    return put(c, pts, "/dev/pts") || put(c, shm, "/dev/shm") ? -1 : 0;
+    int shm = shared_memory(c); /* first: what is below /dev in the root is covered then */
+    return shm < 0 || put(c, c->dev, "/dev") || put(c, shm, "/dev/shm") ? -1 : 0;
 }
 
 static int put_proc(struct child *c) { return put(c, c->proc, "/proc"); }
-
-/* What of /proc tells of the host is covered. Files that only the host's root may open need no cover: that id does not
- * exist inside. (A test tries them all.) Absent ones need none either. */
-static int mask_proc(struct child *c) {
-    static const char *const names[] = {"cmdline", "keys", "key-users", "interrupts", "latency_stats", "sched_debug", "acpi", "scsi",
-                                        "asound", "bus", "fs", "irq", "pressure"};
-    struct stat st;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        int target = openat(c->proc, names[i], O_PATH | O_NOFOLLOW | O_CLOEXEC);
-        if (target < 0) continue;
-        if (fstat(target, &st)) return -1;
-        const char *with = S_ISDIR(st.st_mode) ? "/empty" : "/dev/null";
-        int cover = open_tree(AT_FDCWD, with, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-        if (cover < 0 || put_at(cover, target)) return -1;
-        close(cover);
-    }
-    int sys = open_tree(c->proc, "sys", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
-    if (sys < 0 || mount_setattr(sys, "", AT_EMPTY_PATH, &attr, sizeof attr)) return -1;
-    int target = openat(c->proc, "sys", O_PATH | O_CLOEXEC);
-    return target < 0 ? -1 : put_at(sys, target);
-}
 
 static int read_only_root(struct child *c) {
     static const char *const writable[] = {"/workspace", "/tmp", "/home/user"};
@@ -286,16 +289,16 @@ static int read_only_root(struct child *c) {
     return 0;
 }
 
-/* From here on there are no other mounts than our own: a copy of the blank namespace, covered by the overlay. */
+/* There are no other mounts than our own: what was prepared, now covered by the overlay. */
 static int cover_root(struct child *c) {
-    if (setns(c->s->blank, CLONE_NEWNS) || unshare(CLONE_NEWNS)) return -1;
+    if (setns(c->mounts, CLONE_NEWNS)) return -1;
     return move_mount(c->root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH);
 }
 
 static int enter_root(struct child *c) { return fchdir(c->root) || chroot(".") || chdir("/") ? -1 : 0; }
 
 static int enter_users(struct child *c) {
-    if (setns(c->userns, CLONE_NEWUSER) || setgroups(0, NULL)) return -1;
+    if (setns(c->users, CLONE_NEWUSER) || setgroups(0, NULL)) return -1;
     return setresgid(0, 0, 0) || setresuid(0, 0, 0) ? -1 : 0;
 }
 
@@ -304,23 +307,30 @@ static int drop_capabilities(struct child *c) {
     return confine_capabilities(KEEP);
 }
 
-const struct operation container_operations[] = {
+const struct operation container_prepare[] = {
     {"proc", open_proc},
     {"id map", map_ids},
-    {"network", start_network},
+    {"loopback", new_network},
+    {"cgroups", join_cgroups},
     {"namespaces", new_namespaces},
+    {"blank root", enter_blank},
+    {"devices", wait_devices},
+    {"proc mount", wait_proc},
+    {"proc masks", mask_proc},
+    {"layers", back_to_world},
+    {NULL, NULL},
+};
+
+const struct operation container_finish[] = {
     {"host name", host_name},
     {"layers", map_layers},
     {"overlay", make_root},
     {"root", cover_root},
     {"devices", put_devices},
     {"proc mount", put_proc},
-    {"proc masks", mask_proc},
     {"volumes", put_volumes},
     {"read-only root", read_only_root},
     {"enter root", enter_root},
-    {"loopback", join_network},
-    {"cgroups", join_cgroups}, /* late: set-up is our work and runs at our priority, not in the sandbox's share */
     {"user namespace", enter_users},
     {"capabilities", drop_capabilities},
     {NULL, NULL},

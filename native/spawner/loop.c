@@ -18,8 +18,6 @@
 
 #include "spawner.h"
 
-enum source { FROM_LISTENER, FROM_LIFELINE, FROM_OWNER, FROM_TIMER, FROM_SIGNALS, FROM_STATUS, FROM_PIDFD, FROM_KITS };
-
 uint64_t boottime_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_BOOTTIME, &t);
@@ -27,7 +25,7 @@ uint64_t boottime_ns(void) {
 }
 
 /* Events name a pid, not a pointer: whatever was freed meanwhile is simply not found. */
-static void listen_to(struct spawner *s, int fd, enum source source, pid_t pid) {
+void listen_to(struct spawner *s, int fd, enum source source, pid_t pid) {
     struct epoll_event e = {.events = EPOLLIN, .data.u64 = (uint64_t)source | (uint64_t)pid << 8};
     if (epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &e)) note("epoll", "", errno);
 }
@@ -84,7 +82,10 @@ static void reap(struct spawner *s) {
     int status;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | __WALL)) > 0;) {
         struct sandbox *sb = table_by_pid(s, pid);
-        if (!sb) continue; /* an orphan of a sandbox of level `process` */
+        if (!sb) {
+            zygote_ended(s, pid); /* or an orphan of a sandbox of level `process` */
+            continue;
+        }
         if (sb->status >= 0) set_up(s, sb);
         buried(s, sb, status);
     }
@@ -111,6 +112,7 @@ static void remove_parents(const struct spawner *s) {
 static void stop_if_done(struct spawner *s) {
     bool idle = s->config.durable && s->owned && s->owner < 0;
     if ((!s->stopping && !idle) || s->n_sandboxes) return;
+    zygotes_stop(s);
     slots_remove_all(s);
     remove_parents(s);
     if (s->stop_seq) answer(s, s->stop_seq, 0, "", NULL, 0);
@@ -148,62 +150,40 @@ static void deadlines(struct spawner *s) {
 
 /* ---- making ---- */
 
-static pid_t clone_child(const struct spawner *s, uint32_t slot) {
-    struct clone_args args = {.exit_signal = SIGCHLD};
-    if (s->config.level == LEVEL_CONTAINER) args.flags = CLONE_NEWPID;
-    int group = slot_v2_dir(s, slot);
-    if (group >= 0) {
-        args.flags |= CLONE_INTO_CGROUP;
-        args.cgroup = (uint64_t)group;
-    }
-    pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-    int err = errno;
-    if (group >= 0 && pid) close(group);
-    errno = err;
-    return pid;
-}
-
-/* A slot with its limits set, and its namespaces when they are made already. `kit->state` tells whether a slot is held. */
-static int claim(struct spawner *s, const struct limits *limits, struct kit *kit, const char **step) {
-    if (!kit_take(s, kit)) {
-        long slot = slot_reserve(s, step);
-        if (slot < 0) return (int)-slot;
-        kit->slot = (uint32_t)slot;
-        kit->state = KIT_READY;
-    }
+/* A process that does all set-up itself. */
+static int sprout_new(struct spawner *s, const struct plan *p, struct sprout *out, const char **step) {
+    int pair[2];
+    long slot = slot_reserve(s, step);
+    if (slot < 0) return (int)-slot;
     *step = "limits";
-    return slot_limit(s, kit->slot, limits);
-}
-
-static void drop_kit(const struct kit *kit) {
-    if (kit->users >= 0) close(kit->users);
-    if (kit->network >= 0) close(kit->network);
-}
-
-static void create(struct spawner *s, uint32_t seq, const struct plan *p) {
-    const char *step = "";
-    int report[2] = {-1, -1};
-    struct kit kit = {.users = -1, .network = -1};
-    if (table_by_id(s, p->id)) return answer(s, seq, EEXIST, "this id exists", NULL, 0);
-    int err = claim(s, &p->limits, &kit, &step);
-    pid_t pid = -1;
-    if (!err && pipe2(report, O_CLOEXEC | O_NONBLOCK)) err = errno, step = "pipe";
-    if (!err && (pid = clone_child(s, kit.slot)) < 0) err = errno, step = "clone";
-    if (!pid) child_run(s, p, &kit, report[1]);
-    drop_kit(&kit);
-    if (report[1] >= 0) close(report[1]);
-    if (err) {
-        if (report[0] >= 0) close(report[0]);
-        if (kit.state == KIT_READY) slot_release(s, kit.slot, false);
-        return answer(s, seq, err, step, NULL, 0);
+    int err = slot_limit(s, (uint32_t)slot, &p->limits);
+    if (!err && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) err = errno, *step = "socket pair";
+    if (!err) {
+        pid_t pid = clone_into(s, (uint32_t)slot, 0);
+        if (!pid) child_direct(s, (uint32_t)slot, p, pair[1]);
+        if (pid < 0) err = errno, *step = "clone", close(pair[0]);
+        close(pair[1]);
+        *out = (struct sprout){.pid = pid, .slot = (uint32_t)slot, .status = pair[0]};
     }
-    struct sandbox *sb = table_add(s, p->id, pid);
-    sb->slot = kit.slot;
-    sb->status = report[0];
+    if (err) slot_release(s, (uint32_t)slot, false);
+    return err;
+}
+
+static void create(struct spawner *s, uint32_t seq, const struct plan *p, const struct request *q) {
+    const char *step = "";
+    struct sprout sprout;
+    if (table_by_id(s, p->id)) return answer(s, seq, EEXIST, "this id exists", NULL, 0);
+    bool seed = seed_take(s, q, &p->limits, &sprout);
+    int err = seed ? 0 : sprout_new(s, p, &sprout, &step);
+    if (err) return answer(s, seq, err, step, NULL, 0);
+    struct sandbox *sb = table_add(s, p->id, sprout.pid);
+    sb->slot = sprout.slot;
+    sb->status = sprout.status;
     sb->create_seq = seq;
     sb->deadline = p->deadline;
     rearm(s, sb->deadline);
-    listen_to(s, sb->status, FROM_STATUS, pid);
+    if (seed) epoll_ctl(s->epoll, EPOLL_CTL_DEL, sb->status, NULL);
+    listen_to(s, sb->status, FROM_STATUS, sb->pid);
 }
 
 static void answer_created(struct spawner *s, struct sandbox *sb) {
@@ -221,19 +201,19 @@ static void answer_created(struct spawner *s, struct sandbox *sb) {
 /* The report pipe speaks (set-up failed) or ends (init runs). */
 static void set_up(struct spawner *s, struct sandbox *sb) {
     uint8_t buf[96];
-    ssize_t n = read(sb->status, buf, sizeof buf);
-    if (n < 0) return;
+    ssize_t n = recv(sb->status, buf, sizeof buf, MSG_DONTWAIT);
+    if (n < 0 && errno == EAGAIN) return;
     unwatch(s, sb->status);
     sb->status = -1;
     if (n == 0) {
         if (sb->state == S_DYING) return;
         sb->state = S_RUNNING;
         answer_created(s, sb);
-        return kits_refill(s);
+        return seeds_refill(s);
     }
-    struct reader r = reader_of(buf, (size_t)n);
+    struct reader r = reader_of(buf, n < 0 ? 0 : (size_t)n);
     sb->failed = true;
-    sb->fail_errno = (int)get_u32(&r);
+    sb->fail_errno = n < 0 ? errno : (int)get_u32(&r); /* it died before it had read its request */
     struct span step = get_bytes(&r);
     snprintf(sb->fail_step, sizeof sb->fail_step, "%.*s", (int)step.n, (const char *)step.p);
     sb->state = S_DYING; /* the child is leaving; its slot is free once it is reaped */
@@ -317,7 +297,7 @@ static void one_id(struct spawner *s, uint32_t op, uint32_t seq, struct reader *
     deadline(s, seq, sb, value);
 }
 
-static void request(struct spawner *s, struct reader *r, const int *fds, unsigned n_fds) {
+static void request(struct spawner *s, struct reader *r, const struct request *q) {
     uint32_t op = get_u32(r), seq = get_u32(r);
     struct plan p;
     memset(&p, 0, sizeof p);
@@ -326,11 +306,11 @@ static void request(struct spawner *s, struct reader *r, const int *fds, unsigne
     case OP_HELLO:
         return hello(s, seq, r);
     case OP_TREE:
-        return tree(s, seq, get_bytes(r), fds, n_fds);
+        return tree(s, seq, get_bytes(r), q->fds, q->n_fds);
     case OP_CREATE:
         if (s->stopping) return answer(s, seq, ESHUTDOWN, "stopping", NULL, 0);
-        if (!parse_create(r, &p, fds, n_fds)) return answer(s, seq, EPROTO, "malformed", NULL, 0);
-        return create(s, seq, &p);
+        if (!parse_create(r, &p, q->fds, q->n_fds)) return answer(s, seq, EPROTO, "malformed", NULL, 0);
+        return create(s, seq, &p, q);
     case OP_DESTROY:
     case OP_FREEZE:
     case OP_DEADLINE:
@@ -378,34 +358,17 @@ static void accept_owner(struct spawner *s) {
     listen_to(s, fd, FROM_OWNER, 0);
 }
 
-static unsigned take_fds(struct msghdr *m, int *fds) {
-    unsigned n = 0;
-    for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h; h = CMSG_NXTHDR(m, h)) {
-        if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS) continue;
-        unsigned count = (unsigned)((h->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        for (unsigned i = 0; i < count; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(h) + i * sizeof fd, sizeof fd);
-            if (n < FDS_MAX) fds[n++] = fd;
-            else close(fd);
-        }
-    }
-    return n;
-}
-
 static void from_owner(struct spawner *s) {
     static uint8_t buf[MESSAGE_MAX];
-    char control[CMSG_SPACE(FDS_MAX * sizeof(int))];
     int fds[FDS_MAX];
-    struct iovec part = {buf, sizeof buf};
-    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    ssize_t n = recvmsg(s->owner, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    unsigned n_fds = FDS_MAX;
+    ssize_t n = receive_fds(s->owner, buf, sizeof buf, fds, &n_fds, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n < 0 && errno == EMSGSIZE) return answer(s, 0, EPROTO, "malformed", NULL, 0);
     if (n <= 0) return drop_owner(s);
-    unsigned n_fds = take_fds(&m, fds);
     struct reader r = reader_of(buf, (size_t)n);
-    if (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) r.bad = true;
-    request(s, &r, fds, n_fds);
+    struct request q = {.body = buf + 8, .n = (size_t)n - (n < 8 ? (size_t)n : 8), .fds = fds, .n_fds = n_fds};
+    request(s, &r, &q);
     for (unsigned i = 0; i < n_fds; i++) close(fds[i]);
 }
 
@@ -437,8 +400,8 @@ static void handle(struct spawner *s, enum source source, pid_t pid) {
     case FROM_PIDFD:
         if (sb) buried(s, sb, -1); /* not our child: only that it ended is known */
         return;
-    case FROM_KITS:
-        if (s->kit_orders >= 0) kits_arrived(s);
+    case FROM_ZYGOTE:
+        zygotes_news(s, pid);
     }
 }
 
@@ -458,10 +421,8 @@ void loop_run(struct spawner *s) {
     listen_to(s, s->timer, FROM_TIMER, 0);
     listen_to(s, s->signals, FROM_SIGNALS, 0);
     if (!s->config.durable) listen_to(s, s->lifeline, FROM_LIFELINE, 0);
-    kits_start(s); /* first: its helper lives as long as we do, and keeps what is open now */
     adopt_running(s);
-    if (s->kit_orders >= 0) listen_to(s, s->kit_orders, FROM_KITS, 0);
-    kits_refill(s);
+    seeds_refill(s);
     for (;;) {
         struct epoll_event events[32];
         int n = epoll_wait(s->epoll, events, 32, -1);

@@ -32,7 +32,7 @@ static int own_directory(struct child *c) {
 }
 
 static int join_cgroups(struct child *c) {
-    int err = slot_join_v1(c->s, c->slot);
+    int err = c->joined ? 0 : slot_join_v1(c->s, c->slot);
     errno = err;
     return err ? -1 : 0;
 }
@@ -71,21 +71,28 @@ static int drop_capabilities(struct child *c) {
 
 static int landlock(struct child *c) { return confine_landlock(c->p); }
 
-const struct operation process_operations[] = {
-    {"cgroups", join_cgroups},   {"session", own_session},  {"directory", own_directory},
-    {"limits", limit_resources}, {"user", own_user},        {"capabilities", drop_capabilities},
-    {"spawner's death", end_with_spawner}, {"landlock", landlock},      {NULL, NULL},
+const struct operation process_prepare[] = {{"cgroups", join_cgroups}, {"session", own_session}, {NULL, NULL}};
+
+const struct operation process_finish[] = {
+    {"directory", own_directory},
+    {"limits", limit_resources},
+    {"user", own_user},
+    {"capabilities", drop_capabilities},
+    {"spawner's death", end_with_spawner},
+    {"landlock", landlock},
+    {NULL, NULL},
 };
 
 /* ---- ending, in the spawner ---- */
 
-static bool group_empty(const struct spawner *s, uint32_t slot) {
+/* 1, 0, or -1 where nothing tells. */
+static int group_empty(const struct spawner *s, uint32_t slot) {
     char path[64], text[256];
     snprintf(path, sizeof path, "s%u/cgroup.events", slot);
     for (unsigned i = 0; i < s->n_groups; i++)
         if (s->groups[i].v2)
-            return read_at(s->groups[i].dir, path, text, sizeof text) <= 0 || strstr(text, "populated 0");
-    return true;
+            return read_at(s->groups[i].dir, path, text, sizeof text) <= 0 ? -1 : strstr(text, "populated 0") != NULL;
+    return -1;
 }
 
 /* Ends every process of a user id that only this sandbox has, at one stroke: the kernel walks them under its lock. */
@@ -116,8 +123,10 @@ static unsigned kill_orphans(struct spawner *s) {
     return killed;
 }
 
-/* Nobody else is served meanwhile, so it is not tried for long: whoever asked for the end asks again. */
+/* Nobody else is served meanwhile, so it is not tried for long: whoever asked for the end asks again. A process of the sandbox
+ * cannot leave its control group, so an empty one says that all is over. */
 bool process_end_all(struct spawner *s, uint32_t slot) {
+    if (s->root && group_empty(s, slot) == 1) return true;
     for (int tries = 0; tries < 300; tries++) {
         bool killed = s->root ? kill_user(slot_uid(slot)) : kill_orphans(s) == 0;
         if (killed && (!s->root || group_empty(s, slot))) return true;

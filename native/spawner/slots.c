@@ -221,10 +221,23 @@ long slot_reserve(struct spawner *s, const char **step) {
 
 int slot_limit(struct spawner *s, uint32_t n, const struct limits *limits) {
     struct slot *slot = slot_at(s, n);
-    if (set_limits(s, n, slot, limits)) return 0;
+    struct limits l = *limits;
+    l.pids += slot->shared;
+    if (set_limits(s, n, slot, &l)) return 0;
     int err = errno;
     memset(&slot->set, 0, sizeof slot->set); /* half of them are set: none is known */
     return err;
+}
+
+/* A process of ours lives in the slot's cgroups: it does not count against the sandbox. */
+void slot_share(struct spawner *s, uint32_t n, bool shared) {
+    struct slot *slot = slot_at(s, n);
+    struct limits l = slot->set;
+    if (slot->shared && !shared && l.pids) {
+        l.pids -= 1;
+        if (!set_limits(s, n, slot, &l)) memset(&slot->set, 0, sizeof slot->set);
+    }
+    slot->shared = shared;
 }
 
 void slot_release(struct spawner *s, uint32_t n, bool frozen) {
@@ -232,7 +245,7 @@ void slot_release(struct spawner *s, uint32_t n, bool frozen) {
     if (!slot) return;
     if (frozen) slot_freeze(s, n, false);
     read_bases(s, n, slot);
-    slot->used = false;
+    slot->used = zygote_keeps(s, n);
 }
 
 int slot_v2_dir(const struct spawner *s, uint32_t slot) {

@@ -26,7 +26,8 @@
 #define BLOCKS_MAX 190u
 #define WAITERS_MAX 8
 #define INIT_FILES 4096u
-#define KITS 4
+#define ZYGOTES 16
+#define SEEDS 4
 
 enum level { LEVEL_CONTAINER, LEVEL_PROCESS };
 
@@ -57,7 +58,7 @@ struct limits {
 
 /* One place for a sandbox: a range of ids and recycled cgroup directories. */
 struct slot {
-    bool used, made;
+    bool used, made, shared; /* shared: a zygote is in its cgroups */
     struct limits set;
     uint64_t oom_base, cpu_base; /* counters that a recycled cgroup had already */
 };
@@ -68,12 +69,16 @@ struct volume {
     bool read_only;
 };
 
-/* Namespaces made ahead for one reserved slot. */
-enum kit_state { KIT_NONE, KIT_ORDERED, KIT_READY };
-struct kit {
-    enum kit_state state;
+/* A process that has joined the cgroups of one slot and forks its seeds; see zygote.c. */
+struct zygote {
+    pid_t pid;  /* 0: none */
     uint32_t slot;
-    int users, network;
+    int end;    /* our end of its socket */
+    bool joined, busy; /* busy: a sandbox runs in its slot */
+    uint64_t since;    /* busy since: CLOCK_BOOTTIME ns */
+    pid_t seed; /* 0: none; it waits for a sandbox once it is ready */
+    int seed_end;
+    bool ready;
 };
 
 /* A parsed CREATE. Spans point into the message. */
@@ -124,6 +129,7 @@ struct spawner {
     int listener, lifeline, owner, epoll, timer, signals;
     int init_exe, null, proc, uid_locks;
     int blank; /* mount namespace that every sandbox's is a copy of */
+    int world; /* our own, in which layers are mounted */
     bool root, stopping, owned; /* owned: an engine has been here */
     uint32_t stop_seq;
     struct hierarchy groups[GROUPS_MAX];
@@ -135,8 +141,8 @@ struct spawner {
     unsigned n_buckets, n_sandboxes;
     int oom_adj; /* what init got */
     pid_t pid;   /* our own */
-    int kit_orders; /* socket to the helper that makes kits, or -1 */
-    struct kit kits[KITS];
+    struct zygote zygotes[ZYGOTES];
+    uint64_t barren_until; /* CLOCK_BOOTTIME ns: none is made before */
 };
 
 /* report.c */
@@ -161,6 +167,7 @@ void cgroups_add(struct spawner *s, const char *spec);
 long slot_reserve(struct spawner *s, const char **step); /* a free slot, now used, or -errno */
 int slot_limit(struct spawner *s, uint32_t slot, const struct limits *limits); /* 0 or errno */
 bool slot_take(struct spawner *s, uint32_t slot); /* an adopted one; false when its block is somebody else's */
+void slot_share(struct spawner *s, uint32_t slot, bool shared);
 void slot_release(struct spawner *s, uint32_t slot, bool frozen);
 struct slot *slot_at(struct spawner *s, uint32_t slot);
 uint32_t slot_uid(uint32_t slot);
@@ -174,16 +181,41 @@ void slots_remove_all(struct spawner *s);
 void world_enter(struct spawner *s);
 int world_attach(const char *name, int fd); /* 0 or errno */
 
-/* kits.c */
-int kit_network(int proc);
-int kit_users(int pids, int proc, uint32_t uid);
-void kits_start(struct spawner *s);
-void kits_refill(struct spawner *s);
-void kits_arrived(struct spawner *s);
-bool kit_take(struct spawner *s, struct kit *out); /* false: none is ready, and out holds none */
+/* names.c */
+int network_enter(void);
+int users_make(int pids, int proc, uint32_t uid);
+
+/* passing.c */
+ssize_t receive_fds(int sock, void *buf, size_t cap, int *fds, unsigned *n, int flags);
+bool send_fds(int sock, const void *body, size_t size, const int *fds, unsigned n); /* at once, or false */
+
+/* A CREATE as it came. */
+struct request {
+    const uint8_t *body;
+    size_t n;
+    const int *fds;
+    unsigned n_fds;
+};
+
+/* A process on its way to being init. */
+struct sprout {
+    pid_t pid;
+    uint32_t slot;
+    int status; /* our end of its report */
+};
+
+/* zygote.c */
+pid_t clone_into(const struct spawner *s, uint32_t slot, uint64_t flags);
+void seeds_refill(struct spawner *s);
+void zygotes_news(struct spawner *s, pid_t pid);
+bool zygote_ended(struct spawner *s, pid_t pid);
+bool zygote_keeps(struct spawner *s, uint32_t slot);
+bool seed_take(struct spawner *s, const struct request *q, const struct limits *limits, struct sprout *out);
+void zygotes_stop(struct spawner *s);
 
 /* child.c: what a new process does until it is init. Never return. */
-_Noreturn void child_run(const struct spawner *s, const struct plan *p, const struct kit *kit, int report);
+_Noreturn void child_direct(const struct spawner *s, uint32_t slot, const struct plan *p, int report);
+_Noreturn void child_seed(const struct spawner *s, uint32_t slot, int users, int report);
 
 /* container.c, process.c: the ordered operations of each level */
 struct child;
@@ -193,14 +225,14 @@ struct operation {
 };
 struct child {
     const struct spawner *s;
-    const struct plan *p;
+    const struct plan *p; /* NULL while it prepares */
     uint32_t slot, uid;
-    int proc, userns, network, root, writable;
-    pid_t network_helper;
-    int network_errno;
+    bool joined; /* the version 1 cgroups, by birth */
+    int users, mounts; /* namespaces: of ids; of mounts, its own */
+    int proc, dev, root, writable;
     int layers[LAYERS_MAX];
 };
-extern const struct operation container_operations[], process_operations[];
+extern const struct operation container_prepare[], container_finish[], process_prepare[], process_finish[];
 
 /* confine.c: shared operations */
 int confine_capabilities(uint64_t keep);
@@ -215,6 +247,8 @@ void adopt_running(struct spawner *s);
 bool process_end_all(struct spawner *s, uint32_t slot); /* false: some do not die yet */
 
 /* loop.c */
+enum source { FROM_LISTENER, FROM_LIFELINE, FROM_OWNER, FROM_TIMER, FROM_SIGNALS, FROM_STATUS, FROM_PIDFD, FROM_ZYGOTE };
+void listen_to(struct spawner *s, int fd, enum source source, pid_t pid);
 void watch_pidfd(struct spawner *s, const struct sandbox *sb);
 void unwatch(const struct spawner *s, int fd); /* and closes it */
 _Noreturn void loop_run(struct spawner *s);

@@ -49,6 +49,7 @@ void world_enter(struct spawner *s) {
     if (chdir(at) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) die("enter root");
     directory("/l", 0755);
     directory("/empty", 0555);
+    directory("/proc", 0555);
     make_dev();
     struct mount_attr fixed = {.attr_set = MOUNT_ATTR_RDONLY};
     if (mount_setattr(AT_FDCWD, "/", 0, &fixed, sizeof fixed)) die("make root read-only");
@@ -56,6 +57,8 @@ void world_enter(struct spawner *s) {
     if (s->blank < 0 || unshare(CLONE_NEWNS)) die("second mount namespace");
     struct mount_attr open_ = {.attr_clr = MOUNT_ATTR_RDONLY};
     if (mount_setattr(AT_FDCWD, "/", 0, &open_, sizeof open_)) die("make own root writable");
+    s->world = openat(s->proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
+    if (s->world < 0) die("own mount namespace");
 }
 
 int world_attach(const char *name, int fd) {

@@ -143,15 +143,27 @@ class Figures:
     def read(self, slot: int, base: Counters, disk_bytes: int) -> Metrics:
         """All figures of one slot."""
         memory, peak = self._memory(slot)
-        pids = self._at("pids", slot)
         return Metrics(
             cpu_seconds=self._cpu(slot, base),
             memory_bytes=memory,
             memory_peak_bytes=peak,
             disk_bytes=disk_bytes,
-            pids=_number(pids[0] / "pids.current") if pids else -1,
+            pids=self._pids(slot),
             oom_kills=self.oom_kills(slot, base),
         )
+
+    def _pids(self, slot: int) -> int:
+        """Processes and threads. A zygote of the spawner may be in the version 1 groups, and never is in that of version 2."""
+        at = self._at("pids", slot)
+        if at is None:
+            return -1
+        group = self._at("v2", slot)
+        if group is None or at[1]:
+            return _number(at[0] / "pids.current")
+        try:
+            return (group[0] / "cgroup.threads").read_bytes().count(b"\n")
+        except OSError:
+            return -1
 
     def _memory(self, slot: int) -> tuple[int, int]:
         at = self._at("memory", slot)

@@ -1,0 +1,296 @@
+/* Zygotes and seeds: what of a sandbox can be made before it is asked for.
+ *
+ * A *zygote* is a small process that belongs to one slot for as long as it lives: it has joined the slot's version 1 cgroups and
+ * holds the slot's user namespace. Whatever it forks is in those cgroups from birth. (Joining one later costs 60 to 120 µs each,
+ * and now and then a grace period of RCU: 10 ms and more, during which no process of the machine can fork.)
+ *
+ * A *seed* is a process forked by a zygote that has done all set-up which depends on nothing of the sandbox: its namespaces, fresh,
+ * and the mounts of /proc and /dev. It waits for one CREATE and becomes that sandbox's init, or it ends. Every seed is used once.
+ *
+ * Without a seed that is ready, a sandbox's process does everything itself. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sched.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "spawner.h"
+
+#define PATIENCE_MS 1000 /* for a zygote to fork */
+#define BARREN_NS 1000000000u
+
+pid_t clone_into(const struct spawner *s, uint32_t slot, uint64_t flags) {
+    struct clone_args args = {.flags = flags, .exit_signal = flags & CLONE_PARENT ? 0 : SIGCHLD};
+    if (s->config.level == LEVEL_CONTAINER) args.flags |= CLONE_NEWPID;
+    int group = slot_v2_dir(s, slot);
+    if (group >= 0) {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = (uint64_t)group;
+    }
+    pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
+    int err = errno;
+    if (group >= 0 && pid) close(group);
+    errno = err;
+    return pid;
+}
+
+/* ---- in the zygote ---- */
+
+static int by_number(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+/* Closes every descriptor but 0 to 2 and these. A copy of another's socket would keep that from noticing its end; one of an id
+ * block's lock would keep the block. */
+static void keep_only(int *fds, size_t n) {
+    unsigned next = 3;
+    qsort(fds, n, sizeof *fds, by_number);
+    for (size_t i = 0; i < n; i++) {
+        if (fds[i] < (int)next) continue; /* -1, or twice */
+        if ((unsigned)fds[i] > next) syscall(SYS_close_range, next, (unsigned)fds[i] - 1, 0);
+        next = (unsigned)fds[i] + 1;
+    }
+    syscall(SYS_close_range, next, ~0u, 0);
+}
+
+static void keep_needed(const struct spawner *s, int own) {
+    int fds[GROUPS_MAX + 8] = {own, s->init_exe, s->null, s->proc, s->blank, s->world};
+    size_t n = 6;
+    for (unsigned i = 0; i < s->n_groups; i++) fds[n++] = s->groups[i].dir;
+    keep_only(fds, n);
+}
+
+static void zygote_fork(const struct spawner *s, uint32_t slot, int users, int own, int seed_end) {
+    int32_t pid = clone_into(s, slot, CLONE_PARENT);
+    if (pid == 0) {
+        close(own);
+        child_seed(s, slot, users, seed_end);
+    }
+    if (pid < 0) pid = -errno;
+    if (send(own, &pid, sizeof pid, MSG_NOSIGNAL) < 0) _exit(0);
+}
+
+static _Noreturn void zygote_run(const struct spawner *s, uint32_t slot, int own) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    prctl(PR_SET_NAME, "dsec-zygote");
+    keep_needed(s, own);
+    int32_t err = slot_join_v1(s, slot);
+    int users = s->config.level == LEVEL_CONTAINER && !err ? users_make(s->proc, s->proc, slot_uid(slot)) : -1;
+    if (s->config.level == LEVEL_CONTAINER && !err && users < 0) err = errno;
+    if (send(own, &err, sizeof err, MSG_NOSIGNAL) < 0 || err) _exit(0);
+    for (char order;;) {
+        int seed_end;
+        unsigned n = 1;
+        if (receive_fds(own, &order, 1, &seed_end, &n, 0) != 1 || n != 1) _exit(0); /* let go, or the spawner is gone */
+        zygote_fork(s, slot, users, own, seed_end);
+        close(seed_end);
+    }
+}
+
+/* ---- in the spawner ---- */
+
+/* Where control groups of both versions are there, those of version 2 tell which processes are the sandbox's (a zygote never is);
+ * version 1 alone could not, and its freezer would wait for the zygote too. */
+static bool worth_it(const struct spawner *s) {
+    bool v1 = false, v2 = false;
+    for (unsigned i = 0; i < s->n_groups; i++) *(s->groups[i].v2 ? &v2 : &v1) = true;
+    return s->root && (v2 || !v1);
+}
+
+static struct zygote *unused(struct spawner *s) {
+    for (unsigned i = 0; i < ZYGOTES; i++)
+        if (!s->zygotes[i].pid) return &s->zygotes[i];
+    return NULL;
+}
+
+static struct zygote *zygote_of(struct spawner *s, uint32_t slot) {
+    for (unsigned i = 0; i < ZYGOTES; i++)
+        if (s->zygotes[i].pid && s->zygotes[i].slot == slot) return &s->zygotes[i];
+    return NULL;
+}
+
+static struct zygote *by_pid(struct spawner *s, pid_t pid) {
+    for (unsigned i = 0; pid && i < ZYGOTES; i++)
+        if (s->zygotes[i].pid == pid || s->zygotes[i].seed == pid) return &s->zygotes[i];
+    return NULL;
+}
+
+static void drop_seed(struct spawner *s, struct zygote *z) {
+    if (z->seed_end >= 0) unwatch(s, z->seed_end);
+    z->seed_end = -1;
+    z->seed = 0;
+    z->ready = false;
+}
+
+/* It ends by itself when its socket closes. */
+static void let_go(struct spawner *s, struct zygote *z) {
+    drop_seed(s, z);
+    unwatch(s, z->end);
+    slot_share(s, z->slot, false);
+    if (!z->busy) slot_at(s, z->slot)->used = false;
+    *z = (struct zygote){.end = -1, .seed_end = -1};
+}
+
+static bool zygote_start(struct spawner *s, struct zygote *z, uint32_t slot) {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) return false;
+    pid_t pid = fork();
+    if (pid == 0) zygote_run(s, slot, pair[1]);
+    close(pair[1]);
+    if (pid < 0) {
+        close(pair[0]);
+        return false;
+    }
+    *z = (struct zygote){.pid = pid, .slot = slot, .end = pair[0], .seed_end = -1};
+    slot_share(s, slot, true);
+    listen_to(s, z->end, FROM_ZYGOTE, pid);
+    return true;
+}
+
+/* Waited for, as a fork of our own would be: so the pid is known before the process can be reaped. */
+static void order_seed(struct spawner *s, struct zygote *z) {
+    int pair[2];
+    int32_t pid = -EIO;
+    struct pollfd reply = {.fd = z->end, .events = POLLIN};
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) return;
+    bool sent = send_fds(z->end, "s", 1, &pair[1], 1);
+    close(pair[1]);
+    if (!sent || poll(&reply, 1, PATIENCE_MS) != 1 || recv(z->end, &pid, sizeof pid, MSG_DONTWAIT) != sizeof pid || pid <= 0) {
+        note("zygote", "", pid < 0 ? -pid : EIO);
+        close(pair[0]);
+        kill(z->pid, SIGKILL);
+        return let_go(s, z);
+    }
+    z->seed = pid;
+    z->seed_end = pair[0];
+    listen_to(s, z->seed_end, FROM_ZYGOTE, pid);
+}
+
+/* Makes room: a zygote whose sandbox runs has nothing to do before that ends. */
+static struct zygote *make_room(struct spawner *s) {
+    struct zygote *oldest = NULL;
+    for (unsigned i = 0; i < ZYGOTES; i++) {
+        struct zygote *z = &s->zygotes[i];
+        if (z->busy && (!oldest || z->since < oldest->since)) oldest = z;
+    }
+    if (oldest) let_go(s, oldest);
+    return oldest;
+}
+
+static void add_zygote(struct spawner *s) {
+    const char *step;
+    struct zygote *z = unused(s);
+    if (!z && !(z = make_room(s))) return;
+    long slot = slot_reserve(s, &step);
+    if (slot >= 0 && !zygote_start(s, z, (uint32_t)slot)) slot_at(s, (uint32_t)slot)->used = false;
+}
+
+static unsigned coming(const struct spawner *s) {
+    unsigned n = 0;
+    for (unsigned i = 0; i < ZYGOTES; i++) n += s->zygotes[i].pid && !s->zygotes[i].busy && (s->zygotes[i].seed || !s->zygotes[i].joined);
+    return n;
+}
+
+void seeds_refill(struct spawner *s) {
+    if (!worth_it(s) || s->stopping || boottime_ns() < s->barren_until) return;
+    unsigned n = coming(s);
+    for (unsigned i = 0; i < ZYGOTES && n < SEEDS; i++) {
+        struct zygote *z = &s->zygotes[i];
+        if (!z->pid || z->busy || !z->joined || z->seed) continue;
+        order_seed(s, z);
+        n++;
+    }
+    for (; n < SEEDS; n++) add_zygote(s);
+}
+
+/* What cannot be made now is not tried again for a while: every sandbox's own process can do without. */
+static void barren(struct spawner *s, struct zygote *z, int err) {
+    if (!s->barren_until) note("zygote", "", err);
+    s->barren_until = boottime_ns() + BARREN_NS;
+    let_go(s, z);
+}
+
+/* It has joined, or cannot, or has ended. */
+static void zygote_news(struct spawner *s, struct zygote *z) {
+    int32_t err = EIO;
+    ssize_t n = recv(z->end, &err, sizeof err, MSG_DONTWAIT);
+    if (n < 0 && errno == EAGAIN) return;
+    if (n != sizeof err || err || z->joined) return barren(s, z, err);
+    z->joined = true;
+    seeds_refill(s);
+}
+
+/* It is ready, or has ended. What failed in it will fail, and be told, in a sandbox's own process. */
+static void seed_news(struct spawner *s, struct zygote *z) {
+    uint8_t word[96];
+    ssize_t n = recv(z->seed_end, word, sizeof word, MSG_DONTWAIT);
+    if (n < 0 && errno == EAGAIN) return;
+    if (n != 1 || z->ready) return barren(s, z, EIO);
+    z->ready = true;
+}
+
+void zygotes_news(struct spawner *s, pid_t pid) {
+    struct zygote *z = by_pid(s, pid);
+    if (!z) return;
+    if (z->pid == pid) zygote_news(s, z);
+    else seed_news(s, z);
+}
+
+/* One of these was reaped. */
+bool zygote_ended(struct spawner *s, pid_t pid) {
+    struct zygote *z = by_pid(s, pid);
+    if (z) barren(s, z, ECHILD);
+    return z;
+}
+
+static struct zygote *any_ready(struct spawner *s) {
+    for (unsigned i = 0; i < ZYGOTES; i++)
+        if (s->zygotes[i].ready) return &s->zygotes[i];
+    return NULL;
+}
+
+bool seed_take(struct spawner *s, const struct request *q, const struct limits *limits, struct sprout *out) {
+    struct zygote *z = any_ready(s);
+    if (!z) return false;
+    if (slot_limit(s, z->slot, limits) || !send_fds(z->seed_end, q->body, q->n, q->fds, q->n_fds)) {
+        barren(s, z, errno);
+        return false;
+    }
+    *out = (struct sprout){.pid = z->seed, .slot = z->slot, .status = z->seed_end};
+    z->seed = 0;
+    z->seed_end = -1;
+    z->ready = false;
+    z->busy = true;
+    z->since = boottime_ns();
+    return true;
+}
+
+/* The sandbox of a slot has ended: the slot is free, unless a zygote has it. */
+bool zygote_keeps(struct spawner *s, uint32_t slot) {
+    struct zygote *z = zygote_of(s, slot);
+    if (z) z->busy = false;
+    return z;
+}
+
+void zygotes_stop(struct spawner *s) {
+    for (unsigned i = 0; i < ZYGOTES; i++) {
+        struct zygote *z = &s->zygotes[i];
+        if (!z->pid) continue;
+        kill(z->pid, SIGKILL);
+        if (z->seed) kill(z->seed, SIGKILL);
+        let_go(s, z);
+    }
+    for (int tries = 0; tries < 1000; tries++) { /* those let go earlier may still be on their way out */
+        pid_t pid = waitpid(-1, NULL, WNOHANG | __WALL);
+        if (pid < 0) return;
+        if (!pid) usleep(1000);
+    }
+}
