@@ -187,7 +187,7 @@ def test_attach_after_detach_and_from_elsewhere(tmp_path: Path) -> None:
         chunks = handle.chunks()
         first = await anext(chunks)
         assert first.data == b"one\n"
-        await handle.detach()
+        handle.detach()
         with pytest.raises(Conflict):
             await handle.wait()
         again = await guest.attach(handle.id, stdout=4)

@@ -20,7 +20,6 @@ from dsec.node.handles import Handle, Table, refusal
 from dsec.node.output import Output
 from dsec.node.policy import base_env, resolve
 from dsec.node.runs import Run, Runner
-from dsec.node.work import ignore, settled
 from dsec.ports.engine import ExecService, ExecSession
 from dsec.ports.journal import Journal
 
@@ -63,8 +62,7 @@ class Session(ExecSession):
         return self._run.output.read(*self._offsets)
 
     async def wait(self) -> ExecResult:
-        assert self._run.task is not None
-        return await settled(self._run.task, ignore)
+        return await self._runner.ended(self._run)
 
     async def signal(self, signo: int, *, tree: bool = False) -> None:
         check_count("signal", signo, 0, 64)
@@ -157,27 +155,16 @@ class Execs(ExecService):
         if not handle.env:
             handle.env = base_env(info, handle.place)
         command = resolve(info, handle.place, request, new_exec_id(), handle.env)
-        argv = tuple([argument.decode("utf-8", "backslashreplace") for argument in request.argv])
-        return Run(command.id, handle, request, command, Output(info.spec.limits.output_bytes), stdin, argv)
+        return Run(command.id, handle, request, command, Output(info.spec.limits.output_bytes), stdin)
 
     def _keep(self, run: Run) -> None:
         """Launch it as one that can be found again after its end."""
         self._runner.launch(run).add_done_callback(lambda _: self._shelf.put(run))
 
-    def recover(self, handle: Handle, info: ExecInfo, argv: tuple[str, ...]) -> None:
+    def recover(self, handle: Handle, info: ExecInfo) -> None:
         """Follow a command that an earlier engine started."""
         request = ExecRequest(argv=(b"?",), stdin_open=True)
-        run = Run(
-            info.id,
-            handle,
-            request,
-            None,
-            Output(handle.info.spec.limits.output_bytes),
-            None,
-            argv,
-            info.started_at,
-        )
-        self._keep(run)
+        self._keep(Run(info.id, handle, request, None, Output(handle.info.spec.limits.output_bytes)))
 
     async def attach(
         self, sandbox: SandboxId, exec_id: ExecId, *, stdout: int = 0, stderr: int = 0

@@ -52,7 +52,7 @@ class Reconciler:
         self._execs = execs
         self._janitor = janitor
         self._watch = watch
-        self._left: dict[SandboxId, dict[ExecId, tuple[str, ...]]] = {}
+        self._left: dict[SandboxId, list[ExecId]] = {}
 
     async def run(self) -> None:
         """A pass now and then, for ever."""
@@ -190,15 +190,15 @@ class Reconciler:
         except BaseException:
             handle.unsettled = True  # the next pass tries again
             raise
-        open_execs = self._left.pop(handle.id, {})
-        for exec_id, argv in open_execs.items():
+        open_execs = self._left.pop(handle.id, [])
+        for exec_id in open_execs:
             if exec_id in known:
-                self._execs.recover(handle, known[exec_id], argv)
+                self._execs.recover(handle, known[exec_id])
             else:
                 await self._unknown(
                     handle, exec_id, "its init does not know it: it was never started, or its record was lost"
                 )
-        for exec_id in known.keys() - open_execs.keys() - handle.runs.keys():
+        for exec_id in known.keys() - set(open_execs) - handle.runs.keys():
             await self._close_known(handle, known[exec_id])
 
     async def _close_known(self, handle: Handle, info: ExecInfo) -> None:
@@ -206,15 +206,14 @@ class Reconciler:
         if info.exit is not None:
             await (await self._kit.guests.get(handle)).forget(info.id)
 
-    async def _open(self, handle: Handle) -> dict[ExecId, tuple[str, ...]]:
+    async def _open(self, handle: Handle) -> list[ExecId]:
         """Commands without a result. Other acts that were cut off get theirs here: nobody can tell how far they came."""
-        found: dict[tuple[str, str], tuple[str, ...]] = {}
+        found: dict[tuple[str, str], None] = {}
         async for record in self._records(handle.id):
             if not record.ref:
                 continue
             if record.phase is Phase.INTENT:
-                argv = record.payload.get("argv")
-                found[record.act, record.ref] = tuple(map(str, argv)) if isinstance(argv, list) else ()
+                found[record.act, record.ref] = None
             elif record.phase is Phase.RESULT:
                 found.pop((record.act, record.ref), None)
         lost = UnknownOutcome("the engine ended meanwhile")
@@ -225,7 +224,7 @@ class Reconciler:
         ]
         for start in range(0, len(others), AT_ONCE):
             await self._kit.journal.append(*others[start : start + AT_ONCE])
-        return {ExecId(ref): argv for (act, ref), argv in found.items() if act == drafts.EXEC}
+        return [ExecId(ref) for act, ref in found if act == drafts.EXEC]
 
     async def _lose_execs(self, handle: Handle, why: str) -> None:
         for exec_id in await self._open(handle):

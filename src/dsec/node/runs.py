@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
-from dsec.errors import DsecError, NotFound, ProtocolError, RuntimeUnavailable, UnknownOutcome
+from dsec.errors import Conflict, DsecError, NotFound, ProtocolError, RuntimeUnavailable, UnknownOutcome
 from dsec.model.execs import Cause, Command, ExecRequest, ExecResult, Exit, PtySize
 from dsec.model.ids import ExecId
+from dsec.model.journal import Phase
 from dsec.model.sandbox import Flag
 from dsec.node import drafts
 from dsec.node.clock import Clock
 from dsec.node.guests import Guests
 from dsec.node.handles import Handle
 from dsec.node.output import Hash, Output
-from dsec.node.work import Work
+from dsec.node.work import Work, ignore, settled
 from dsec.ports.guest import Guest, GuestExec
 from dsec.ports.journal import Journal
 
@@ -31,6 +32,8 @@ TOLD_MOST: Final = 16  # ended commands that a guest is let to forget together
 TOLD_BYTES: Final = 4096  # of output, beyond which it is told at once: it keeps the last of it
 TOLD_AFTER: Final = 0.02  # seconds
 TOLD_KEPT: Final = 256
+FIND_AFTER: Final = 0.05  # seconds between two looks for a record whose append nobody waits for any more
+FIND_TIMES: Final = 200
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +41,9 @@ class Run:
     """One command.
 
     ``command`` is None for one that an earlier engine started. ``started`` is set (or fails) when the guest has it.
-    ``verdict``: why it is no longer followed.
+    ``task``: of those that are not driven by whoever waits for them; ``driven``: it has begun.
+    ``verdict``: why it is no longer followed. ``result`` or ``error``: what whoever drove it was told.
+    ``intent``: number of its record, 0 before the append, -1 during it. ``recording``: the append of its end has begun.
     """
 
     id: ExecId
@@ -47,38 +52,51 @@ class Run:
     command: Command | None
     output: Output
     stdin: AsyncIterator[bytes] | None = None
-    argv: tuple[str, ...] = ()
-    started_at: float = field(default_factory=time.time)
+    intent: int = 0
     oom_before: int = 0
     followed: GuestExec | None = None
     started: asyncio.Future[None] | None = None
     task: asyncio.Task[ExecResult] | None = None
+    driven: bool = False
     exit: Exit | None = None
-    waiter: asyncio.Future[None] | None = None
+    result: ExecResult | None = None
+    error: BaseException | None = None
     verdict: DsecError | None = None
     record: bool = True
+    recording: bool = False
     fed: Hash | None = None
     unwanted: bool = False
+    over: bool = False
+    _settled: asyncio.Future[None] | None = None
 
     @property
-    def settled(self) -> asyncio.Future[ExecResult]:
-        if self.task is None:
-            raise RuntimeError("a run is launched before it is waited for")
-        return self.task
+    def settled(self) -> asyncio.Future[None]:
+        """Done when its outcome is recorded, or it is known that there will be none."""
+        if self._settled is None:
+            self._settled = asyncio.get_running_loop().create_future()
+            if self.over:
+                self._settled.set_result(None)
+        return self._settled
 
-    def wake(self, _: object = None) -> None:
-        """Whoever waits for the result may look at the task."""
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+    def finish(self) -> None:
+        """Nothing more will be done for it."""
+        self.over = True
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
 
     def abandon(self, error: DsecError, *, record: bool = True) -> None:
-        if self.verdict is None and self.exit is None and self.task is not None and not self.task.done():
-            self.verdict, self.record = error, record
+        """``error`` is its outcome, unless it has ended; whoever drives it learns that now."""
+        if self.verdict is not None or self.exit is not None or self.over:
+            return
+        self.verdict, self.record = error, record
+        if self.task is not None and self.driven:
             self.task.cancel()
+        elif self.followed is not None:
+            self.followed.detach()
 
 
 class Runner:
-    """Drives runs. Each is a task of the engine."""
+    """Drives runs. One that nobody waits for is a task of the engine; another is driven by the task of who waits."""
 
     def __init__(self, journal: Journal, guests: Guests, work: Work, clock: Clock) -> None:
         self._journal = journal
@@ -87,27 +105,41 @@ class Runner:
         self._clock = clock
 
     def launch(self, run: Run) -> asyncio.Task[ExecResult]:
-        """Start it."""
-        run.oom_before = run.handle.oom_kills
-        run.handle.runs[run.id] = run
-        run.handle.busy += 1
-        run.task = self._work.start(self._drive(run))
+        """Start it as a task of the engine."""
+        self._enter(run)
+        run.task = self._work.start(self._owned(run))
         return run.task
 
     async def finished(self, run: Run) -> ExecResult:
-        """Launch it and wait; when the *waiter* is cancelled, it is killed and the task goes on until that is recorded."""
-        run.waiter = asyncio.get_running_loop().create_future()
-        task = self.launch(run)
-        task.add_done_callback(
-            run.wake
-        )  # the job itself wakes us sooner, unless it is cancelled before it begins
+        """Run it and wait. When the *waiter* is cancelled, it is killed, and the engine goes on until that is recorded."""
+        guest = run.handle.guest
+        if guest is None or guest.lost or run.stdin is not None or run.request.stdin is not None:
+            self.launch(run)
+            return await self.ended(run, partial(self.kill, run))
+        self._enter(run)
         try:
-            await run.waiter
+            run.result = await self._recorded(run)
         except asyncio.CancelledError:
-            if not task.done():
-                self.kill(run)
+            run.unwanted = True
+            run.task = self._work.start(self._owned(run))
             raise
-        return await task
+        except BaseException as exc:
+            run.error = exc
+            self._leave(run)
+            raise
+        self._leave(run)
+        return run.result
+
+    async def ended(self, run: Run, on_cancel: Callable[[], object] = ignore) -> ExecResult:
+        """Wait for one that somebody else drives."""
+        if run.task is None:
+            await asyncio.shield(run.settled)
+        if run.task is not None:
+            return await settled(run.task, on_cancel)
+        if run.error is not None:
+            raise run.error
+        assert run.result is not None
+        return run.result
 
     def kill(self, run: Run) -> None:
         """Nobody waits for it any more: end its tree, now or as soon as it has started."""
@@ -116,7 +148,7 @@ class Runner:
             self._work.spawn(self._kill(run))
 
     async def _kill(self, run: Run) -> None:
-        if run.task is not None and not run.task.done():
+        if not run.over:
             await self.signal(run, SIGKILL, tree=True)
 
     async def signal(self, run: Run, signo: int, *, tree: bool) -> None:
@@ -134,48 +166,80 @@ class Runner:
         if run.exit is None:
             await (await self._guests.get(run.handle)).resize(run.id, size)
 
-    async def _drive(self, run: Run) -> ExecResult:
+    def _enter(self, run: Run) -> None:
         handle = run.handle
+        run.oom_before = handle.oom_kills
+        handle.runs[run.id] = run
+        handle.busy += 1
+
+    def _leave(self, run: Run) -> None:
+        handle = run.handle
+        run.output.finish()
+        handle.runs.pop(run.id, None)
+        handle.busy -= 1
+        handle.used = self._clock.boot()
+        run.finish()
+
+    async def _owned(self, run: Run) -> ExecResult:
+        """From wherever it is to its recorded end, as a task of the engine."""
+        run.driven = True
         try:
             return await self._recorded(run)
-        finally:
-            run.output.finish()
-            handle.runs.pop(run.id, None)
-            handle.busy -= 1
-            handle.used = self._clock.boot()
-            run.wake()
-
-    async def _recorded(self, run: Run) -> ExecResult:
-        try:
-            exit_ = await self._outcome(run)
         except asyncio.CancelledError:
             if run.verdict is None:
                 raise  # the engine closes; a later one finds out how this ended
             await self._failed(run, run.verdict)
             raise run.verdict from None
+        finally:
+            self._leave(run)
+
+    async def _recorded(self, run: Run) -> ExecResult:
+        """Can be cancelled and called again: what was done is not done twice."""
+        try:
+            exit_ = run.exit or await self._outcome(run)
         except DsecError as exc:
-            await self._failed(run, exc)
+            await self._failed(run, run.verdict or exc)
+            if run.verdict is not None:
+                raise run.verdict from None
             raise
         oom = await self._oom(run, exit_)
         result = _result(run, exit_, oom=oom)
-        stdin = "sha256:" + run.fed.hexdigest() if run.fed is not None else ""
-        await self._journal.append(drafts.exec_result(run.handle.info.id, result, exit_, run.output, stdin))
+        if run.recording:
+            await self._found(run)
+        else:
+            run.recording = True
+            stdin = "sha256:" + run.fed.hexdigest() if run.fed is not None else ""
+            draft = drafts.exec_result(run.handle.info.id, result, exit_, run.output, stdin)
+            await self._journal.append(draft)
         self._told(run, exit_)
         return result
+
+    async def _found(self, run: Run) -> None:
+        """Wait for the record whose append was under way when its caller was cancelled: it is stored wholly or not at all."""
+        for _ in range(FIND_TIMES):
+            after = run.intent
+            while records := await self._journal.read(run.handle.id, after=after):
+                if any(record.ref == run.id and record.phase is Phase.RESULT for record in records):
+                    return
+                after = records[-1].seq
+            await asyncio.sleep(FIND_AFTER)
+        raise UnknownOutcome(f"the end of {run.id} could not be recorded", exec=run.id)
 
     async def _failed(self, run: Run, error: DsecError) -> None:
         """Record that there is no outcome; whoever waits for the start hears it too."""
         if run.started is not None and not run.started.done():
             run.started.set_exception(error)
             run.started.exception()  # heard even when nobody waits
-        if run.record:
+        if run.record and not run.recording:
+            run.recording = True
             await self._journal.append(drafts.exec_failure(run.handle.id, run.id, error))
 
     async def _outcome(self, run: Run) -> Exit:
         feeding: asyncio.Task[None] | None = None
-        await self._begin(run)
-        if run.started is not None:
-            run.started.set_result(None)
+        if run.verdict is not None:
+            raise run.verdict
+        if run.followed is None:
+            await self._begin(run)
         if run.unwanted:
             self._work.spawn(self._kill(run))
         if run.request.stdin is not None or run.stdin is not None:
@@ -188,22 +252,32 @@ class Runner:
                 feeding.cancel()
 
     async def _begin(self, run: Run) -> None:
-        if run.command is None:
-            guest = await self._guests.get(run.handle)
-            run.followed = await guest.attach(run.id)
+        handle, command = run.handle, run.command
+        if command is None:
+            run.followed = await (await self._guests.get(handle)).attach(run.id)
             return
-        await self._journal.append(drafts.exec_intent(run.handle.info.id, run.command, run.request))
+        if not run.intent:
+            run.intent = -1  # once begun it is done, also when its caller is cancelled
+            (record,) = await self._journal.append(drafts.exec_intent(handle.info.id, command, run.request))
+            run.intent = record.seq
+        if run.verdict is not None:
+            raise run.verdict
+        if run.unwanted:
+            raise Conflict(f"who asked for {run.id} left before it was started", exec=run.id)
+        run.followed = await self._posted(run, command)
+
+    async def _posted(self, run: Run, command: Command) -> GuestExec:
         guest = await self._guests.get(run.handle)
         try:
-            run.followed = await guest.exec(run.command)
+            return await guest.post(command)
         except RuntimeUnavailable as exc:
             loss = run.handle.loss("before the command was started")
             if loss is not None:
                 raise loss from exc
             if not guest.lost:
                 raise
-            # Only the connection was lost and the command never started: once more, over a new one.
-            run.followed = await (await self._guests.get(run.handle)).exec(run.command)
+            # Nothing was sent: once more, over a new connection.
+            return await (await self._guests.get(run.handle)).post(command)
 
     async def _follow(self, run: Run) -> Exit:
         output, left = run.output, RECONNECTS
@@ -211,11 +285,16 @@ class Runner:
             followed = run.followed
             assert followed is not None
             try:
+                if run.started is not None and not run.started.done():
+                    await followed.begun()
+                    run.started.set_result(None)
                 async for chunk in followed.chunks():
                     if output.take(chunk):
                         await output.room()
                 return await followed.wait()
             except (UnknownOutcome, RuntimeUnavailable, ProtocolError) as exc:
+                if followed.refused:
+                    raise
                 left -= 1
                 run.followed = await self._again(run, exc, left)
 
@@ -225,10 +304,7 @@ class Runner:
         doing = "while the command ran"
         if left > 0 and handle.loss(doing) is None:
             try:
-                guest = await self._guests.get(handle)
-                return await guest.attach(
-                    run.id, stdout=run.output.stdout.seen, stderr=run.output.stderr.seen
-                )
+                return await self._attached(run)
             except DsecError:
                 await self._news(handle)
         raise handle.loss(doing) or UnknownOutcome(
@@ -236,6 +312,17 @@ class Runner:
             sandbox=handle.id,
             exec=run.id,
         ) from cause
+
+    async def _attached(self, run: Run) -> GuestExec:
+        guest, output = await self._guests.get(run.handle), run.output
+        before = run.followed
+        try:
+            return await guest.attach(run.id, stdout=output.stdout.seen, stderr=output.stderr.seen)
+        except NotFound:
+            if run.command is None or before is None or before.has_begun:
+                raise
+            # It was sent and never came: init knows every id that it has seen, so this cannot start it twice.
+            return await guest.post(run.command)
 
     async def _news(self, handle: Handle) -> None:
         """Wait a little for the news that the sandbox ended."""

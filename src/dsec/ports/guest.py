@@ -14,21 +14,37 @@ from dsec.model.ids import ExecId
 
 
 class GuestExec(ABC):
-    """One command, attached. Not consuming ``chunks`` blocks the command once its window is full, and nothing else."""
+    """One command, attached. Not consuming ``chunks`` blocks the command once its window is full, and nothing else.
+
+    Attributes:
+        pid: inside the sandbox; 0 before it has begun, and for one that could not be started.
+        has_begun: the guest has said that it started, or could not be started.
+        refused: the guest would not take it: it never ran and never will.
+    """
 
     id: ExecId
     pid: int
+    has_begun: bool = False
+    refused: bool = False
+
+    @abstractmethod
+    async def begun(self) -> None:
+        """Wait until the guest has said that it has started (or could not be: an ordinary exit, 127 or 126).
+
+        Raises:
+            Conflict, Busy, RuntimeUnavailable: as :meth:`Guest.post`. UnknownOutcome: init was lost first.
+        """
 
     @abstractmethod
     def chunks(self) -> AsyncIterator[Chunk]:
-        """Output as it comes, per stream in order; ends when the command has ended. Call once."""
+        """Output as it comes, per stream in order; ends when the command has ended. A later call goes on from there."""
 
     @abstractmethod
     async def wait(self) -> Exit:
         """How it ended; output must be consumed (or ``discard`` called) for that to come.
 
         Raises:
-            UnknownOutcome: init was lost first.
+            UnknownOutcome: init was lost first. Conflict, Busy, RuntimeUnavailable: it was ``refused``.
         """
 
     @abstractmethod
@@ -44,8 +60,8 @@ class GuestExec(ABC):
         """End of standard input."""
 
     @abstractmethod
-    async def detach(self) -> None:
-        """Stop listening; the command goes on."""
+    def detach(self) -> None:
+        """Stop listening; the command goes on. Who still waits for it gets Conflict."""
 
 
 class Guest(ABC):
@@ -57,13 +73,16 @@ class Guest(ABC):
         return False
 
     @abstractmethod
-    async def exec(self, command: Command) -> GuestExec:
-        """Start a command. One that cannot be found is an ordinary exit (127, 126).
+    async def post(self, command: Command) -> GuestExec:
+        """Ask for a command to be started, and wait for nothing but room to send. Cancelled here, it was not sent.
+
+        What it raises: BadRequest; Busy: too many operations; RuntimeUnavailable: the guest is gone, nothing was sent.
+        What whoever waits for the command gets when the guest refuses it:
 
         Raises:
             Conflict: this exec id was used before.
             Busy: the guest keeps its maximum of unacknowledged commands.
-            RuntimeUnavailable: the guest is gone and the command was never started.
+            RuntimeUnavailable: the guest cannot start anything now.
         """
 
     @abstractmethod

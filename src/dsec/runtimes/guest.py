@@ -69,36 +69,34 @@ class GuestConnection(Guest):
         await asyncio.shield(self._link.ended)
         return self._link.failure or RuntimeUnavailable("the connection to init ended")
 
+    async def post(self, command: Command) -> AttachedExec:
+        """Ask for a command to be started; cancelled here, it was not sent."""
+        link = self._link
+        if link.held:
+            await link.drain()
+        window = link.grant()
+        followed = AttachedExec(
+            link, command.id, window=window, fresh=True, stdin=command.stdin, timeout=command.timeout
+        )
+        link.begin(followed, wire.Kind.EXEC, self._requests.payload(command, window), window=window)
+        return followed
+
     async def exec(self, command: Command) -> GuestExec:
-        """Start a command.
+        """As :meth:`post`, and wait until it has started.
 
         When this is cancelled, or the connection ends first, the command may have been started all the same: only the
         id tells (``execs``, ``attach``).
         """
-        window = self._link.grant()
-        handle = AttachedExec(
-            self._link, command.id, window=window, fresh=True, stdin=command.stdin, timeout=command.timeout
-        )
-        payload = self._requests.payload(command, window)
-        return await self._start(handle, wire.Kind.EXEC, payload, window)
+        return await _started(await self.post(command))
 
     async def attach(self, exec_id: ExecId, *, stdout: int = 0, stderr: int = 0) -> GuestExec:
         """Listen again from these offsets."""
+        await self._link.drain()
         window = self._link.grant()
-        handle = AttachedExec(self._link, exec_id, window=window, fresh=False)
+        followed = AttachedExec(self._link, exec_id, window=window, fresh=False)
         payload = outgoing(wire.Attach(exec_id.encode(), stdout, stderr, window))
-        return await self._start(handle, wire.Kind.ATTACH, payload, window)
-
-    async def _start(self, handle: AttachedExec, kind: int, payload: bytes, window: int) -> GuestExec:
-        if self._link.held:
-            await self._link.drain()
-        self._link.begin(handle, kind, payload, window=window)
-        try:
-            await handle.started
-        except BaseException:
-            self._link.abandon(handle)
-            raise
-        return handle
+        self._link.begin(followed, wire.Kind.ATTACH, payload, window=window)
+        return await _started(followed)
 
     async def signal(self, exec_id: ExecId, signo: int, *, tree: bool = False) -> None:
         """Signal the command, or kill its whole tree."""
@@ -168,6 +166,15 @@ class GuestConnection(Guest):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+async def _started(followed: AttachedExec) -> AttachedExec:
+    try:
+        await followed.begun()
+    except BaseException:
+        followed.detach()
+        raise
+    return followed
 
 
 async def connect(

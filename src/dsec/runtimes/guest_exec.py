@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Final
 
 from dsec.errors import BadRequest, Conflict, DsecError, ProtocolError, UnknownOutcome
@@ -152,8 +152,7 @@ class AttachedExec(GuestExec, Channel):
     ) -> None:
         self.id = exec_id
         self.pid = 0
-        self._begun = False  # a command that never started (no such program) begins too, with pid 0
-        self.started: asyncio.Future[None] = link.loop.create_future()
+        self.has_begun = False  # a command that never started (no such program) begins too, with pid 0
         self._link = link
         self._fresh = fresh
         self._timeout = timeout
@@ -163,6 +162,7 @@ class AttachedExec(GuestExec, Channel):
         self._over = [False, False, False]
         self._exit: Exit | None = None
         self._failure: Callable[[], DsecError] | None = None
+        self._awaited = False  # somebody waits for the start alone
 
     # from init
 
@@ -170,12 +170,12 @@ class AttachedExec(GuestExec, Channel):
         kind = frame.kind
         if kind == _DATA:
             self._on_output(frame)
-        elif kind == _STARTED and not self._begun and not frame.flags:
+        elif kind == _STARTED and not self.has_begun and not frame.flags:
             self._on_started(*wire.unpack_started(frame.payload))
-        elif kind == _EXIT and self._begun and not frame.flags:
+        elif kind == _EXIT and self.has_begun and not frame.flags:
             self._exit = exit_of(wire.unpack_exit(frame.payload), self._timeout)
             self._finish()
-        elif kind == _CREDIT and self._outlet is not None and self._begun:
+        elif kind == _CREDIT and self._outlet is not None and self.has_begun:
             self._outlet.grant(frame)
         else:
             self._on_message(frame, wire.decode_reply(frame))
@@ -184,7 +184,7 @@ class AttachedExec(GuestExec, Channel):
         stream = frame.stream
         offset, data = wire.split_output(frame.payload)
         end = frame.flags & wire.END != 0
-        if not self._begun or stream not in _STREAMS or self._over[stream]:
+        if not self.has_begun or stream not in _STREAMS or self._over[stream]:
             raise unexpected(frame, f"for stream {stream}, which is not open")
         if offset != self._at[stream]:
             raise ProtocolError(
@@ -200,10 +200,10 @@ class AttachedExec(GuestExec, Channel):
         self._over[stream] = end
 
     def _on_message(self, frame: wire.Frame, message: wire.Message) -> None:
-        if isinstance(message, wire.Error) and not self._begun:
-            self._link.release(self)
-            if not self.started.done():
-                self.started.set_exception(exec_error(message, self.id))
+        if isinstance(message, wire.Error) and not self.has_begun:
+            self.refused = True
+            self._failure = partial(exec_error, message, self.id)
+            self._finish()
         elif isinstance(message, wire.Error) and message.errno == errno.ECONNRESET:
             self._failure = self._replaced
             self._finish()
@@ -213,17 +213,13 @@ class AttachedExec(GuestExec, Channel):
     def _on_started(self, pid: int, stdout: int, stderr: int) -> None:
         if self._fresh and (stdout or stderr):
             raise ProtocolError(f"exec {self.id} started as pid {pid} at an offset that is not 0")
-        self._begun = True
+        self.has_begun = True
         self.pid = pid
         self._at[1:] = (stdout, stderr)
-        if not self.started.done():
-            self.started.set_result(None)
+        if self._awaited:
+            self._inlet.arrived.notify()
 
     def on_lost(self, reason: DsecError) -> None:
-        if not self._begun:
-            if not self.started.done():
-                self.started.set_exception(reason)
-            return
         self._failure = self._unknown
         self._finish()
 
@@ -235,8 +231,9 @@ class AttachedExec(GuestExec, Channel):
 
     def _unknown(self) -> DsecError:
         reason = self._link.gone()
+        known = "was started" if self.has_begun else "was asked for"
         error = UnknownOutcome(
-            f"exec {self.id} was started and its outcome is not known: {reason.message}",
+            f"exec {self.id} {known} and its outcome is not known: {reason.message}",
             hint="connect again and attach by id; if init itself ended, the outcome is lost",
             exec_id=self.id,
         )
@@ -251,11 +248,20 @@ class AttachedExec(GuestExec, Channel):
 
     # GuestExec
 
+    async def begun(self) -> None:
+        """Wait for STARTED.  Raises: UnknownOutcome, Conflict: as :meth:`chunks`; what init said when it refused."""
+        self._awaited = True
+        while not self.has_begun:
+            if self._failure is not None:
+                raise self._failure()
+            await self._inlet.arrived
+
     def chunks(self) -> AsyncIterator[Chunk]:
         """Output as it comes. Leaving early neither detaches nor discards: call one of them.
 
         Raises:
             UnknownOutcome: init was lost before the end. Conflict: detached, or attached elsewhere.
+            Conflict, Busy, RuntimeUnavailable, NotFound: init refused it.
         """
         return _Chunks(self)
 
@@ -303,7 +309,7 @@ class AttachedExec(GuestExec, Channel):
             raise Conflict(f"exec {self.id} has no standard input", hint="start it with stdin=True")
         return self._outlet
 
-    async def detach(self) -> None:
+    def detach(self) -> None:
         """Stop listening; the command goes on."""
         if self.number:
             self._link.abandon(self)

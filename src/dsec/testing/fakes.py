@@ -266,6 +266,10 @@ class _Process:
             self.output[stream] += data
             await self._changed()
 
+    async def stir(self) -> None:
+        """Let those who follow it look again."""
+        await self._changed()
+
     async def _changed(self) -> None:
         async with self.more:
             self.more.notify_all()
@@ -290,6 +294,11 @@ class FakeExec(GuestExec):
         self._guest = guest
         self._process = process
         self._at = {Stream.STDOUT: stdout, Stream.STDERR: stderr}
+        self._left = False
+        self.has_begun = True
+
+    async def begun(self) -> None:
+        return None
 
     def _fresh(self) -> list[Chunk]:
         found = []
@@ -319,9 +328,11 @@ class FakeExec(GuestExec):
     def _news(self) -> bool:
         process = self._process
         more = any(len(data) > self._at[stream] for stream, data in process.output.items())
-        return more or process.exit is not None or process.lost is not None or self._guest.lost
+        return more or self._left or process.exit is not None or process.lost is not None or self._guest.lost
 
     def _check(self) -> None:
+        if self._left:
+            raise Conflict("detached")
         if self._process.exit is None:
             if self._process.lost is not None:
                 raise self._process.lost
@@ -330,12 +341,14 @@ class FakeExec(GuestExec):
 
     async def wait(self) -> Exit:
         async with self._process.more:
-            await self._process.more.wait_for(
-                lambda: self._process.exit is not None or self._process.lost is not None or self._guest.lost
-            )
+            await self._process.more.wait_for(self._ended)
         self._check()
         assert self._process.exit is not None
         return self._process.exit
+
+    def _ended(self) -> bool:
+        process = self._process
+        return self._left or process.exit is not None or process.lost is not None or self._guest.lost
 
     def discard(self) -> None:
         return None
@@ -346,8 +359,9 @@ class FakeExec(GuestExec):
     async def close_stdin(self) -> None:
         await self._process.stdin.put(None)
 
-    async def detach(self) -> None:
-        return None
+    def detach(self) -> None:
+        self._left = True
+        self._guest.stir(self._process)
 
 
 class FakeFiles(GuestFiles):
@@ -458,7 +472,7 @@ class FakeGuest(Guest):
             raise RuntimeUnavailable("the guest is gone")
         return self._files
 
-    async def exec(self, command: Command) -> GuestExec:
+    async def post(self, command: Command) -> GuestExec:
         if self.lost:
             raise RuntimeUnavailable("the guest is gone")
         if command.id in self._sandbox.used:
@@ -468,6 +482,10 @@ class FakeGuest(Guest):
         self._sandbox.processes[command.id] = process
         self._sandbox.start(process.run(self._script))
         return FakeExec(self, process, 0, 0)
+
+    def stir(self, process: _Process) -> None:
+        """Let those who follow it look again."""
+        self._sandbox.start(process.stir())
 
     async def attach(self, exec_id: ExecId, *, stdout: int = 0, stderr: int = 0) -> GuestExec:
         return FakeExec(self, self._process(exec_id), stdout, stderr)
