@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsec.client.aio import AsyncDsec, AsyncSandbox
-from dsec.errors import FileKind, FileProblem, Unsupported
+from dsec.errors import BadRequest, FileKind, FileProblem, Unsupported
 from dsec.model.files import FileEventKind, FileType
 from dsec.model.sandbox import Flag, Level, Limits, State
 from dsec.testing.contracts.engine import Contract, EngineContract
@@ -65,6 +65,16 @@ class ShellContract(Contract):
         names = {line.partition("=")[0] for line in (await sb.exec(["env"])).text.splitlines()}
         allowed = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "SESSION_ID", "TMPDIR"}
         assert names <= {*allowed, "PWD", "_", "SHLVL", "OLDPWD"}, names
+
+    async def test_processes_lock_each_other_out(self, sb: AsyncSandbox) -> None:
+        lock = "import multiprocessing; multiprocessing.Lock(); print('named')"
+        named = await sb.exec(["python3", "-I", "-c", lock])
+        if Flag.ROOT_FS in sb.flags:
+            assert named.text == "named\n"
+        else:  # what is named is shared with the machine
+            assert b"PermissionError" in named.stderr
+        flock = 'flock lock sh -c "flock -n lock true || echo held"'
+        assert (await sb.exec(f"{flock}; flock -n lock echo free")).text == "held\nfree\n"
 
     async def test_a_time_out_ends_grandchildren(self, sb: AsyncSandbox) -> None:
         result = await sb.exec(f"setsid sh -c '{BEACON}' & {BEACON} & sleep 60", timeout=0.5)
@@ -159,6 +169,8 @@ class UserContract(Contract):
                 await sb.exec(["id"], user="root")
             return
         assert (await sb.exec(["id", "-u"], user="root")).text == "0\n"
+        with pytest.raises(BadRequest, match=r"'nobody'.*'root' or 'user'"):
+            await sb.exec(["id"], user="nobody")
         await sb.files.write("/etc/mine", b"x", user="root")
         with pytest.raises(PermissionError):
             await sb.files.write("/etc/mine", b"y")
