@@ -15,12 +15,11 @@ import anyio.lowlevel
 import pytest
 
 from dsec.errors import Busy, Conflict, StorageFull, StoreDamaged
-from dsec.model.ids import new_exec_id, new_sandbox_id
 from dsec.model.journal import Draft, Finding, Phase
 from dsec.stores.journal import SqliteStore, verify_directory
 from dsec.stores.keeper import Pace
 from dsec.stores.schema import Durability
-from dsec.testing.contracts.journal import ExecsContract, JournalContract, SandboxesContract, note, sandbox
+from dsec.testing.contracts.journal import JournalContract, SandboxesContract, act, note, sandbox
 
 pytestmark = pytest.mark.anyio
 QUIET = Pace(records=10**9, seconds=3600.0)
@@ -58,20 +57,17 @@ class TestJournal(JournalContract): ...
 class TestSandboxes(SandboxesContract): ...
 
 
-class TestExecs(ExecsContract): ...
-
-
 async def test_everything_is_there_after_opening_again(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    info, running = sandbox(), new_exec_id()
+    info = sandbox()
     await store.add(info, note(info.id))
-    await store.exec_started(info.id, running, ["sleep", "9"])
+    await store.append(act(Phase.INTENT, "ex-1", chain=info.id))
     before = await store.read(info.id)
     await store.close()
     store = await opened(tmp_path)
     assert await store.get(info.id) == info
     assert await store.read(info.id) == before
-    assert [found.id for found in await store.open_execs(info.id)] == [running]
+    assert [found.ref for found in await store.unanswered(info.id)] == ["ex-1"]
     record = (await store.append(note(info.id)))[0]
     assert record.seq == 3
     assert await store.verify() == ()
@@ -192,9 +188,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "foreign": lambda path: _edit(path, "PRAGMA application_id = 7"),
     "newer": lambda path: _edit(path, "PRAGMA user_version = 2"),
     "trigger": lambda path: _edit(
-        path, "CREATE TRIGGER t AFTER INSERT ON record BEGIN DELETE FROM sandbox; END"
+        path, "CREATE TRIGGER t AFTER INSERT ON record BEGIN DELETE FROM chain; END"
     ),
-    "table gone": lambda path: _edit(path, "DROP TABLE sandbox"),
+    "table gone": lambda path: _edit(path, "DROP TABLE chain"),
     "database gone": lambda path: path.unlink(),
     "checkpoints gone": lambda path: (path.parent / "checkpoints.jsonl").unlink(),
     "checkpoints cut": lambda path: (path.parent / "checkpoints.jsonl").write_bytes(b""),
@@ -314,7 +310,6 @@ async def _chain_of(home: Path, count: int = 6) -> Path:
     store = await opened(home)
     for n in range(count):
         await store.append(note("a", n=n), note("b", n=n))
-    await store.exec_started(new_sandbox_id(), new_exec_id(), ["true"])
     await store.close()
     return home / "state" / "journal.db"
 
@@ -325,8 +320,16 @@ ALTERED = {
     "first": ("DELETE FROM record WHERE chain = 1 AND seq = 1", ("a", 1)),
     "chain emptied": ("DELETE FROM record WHERE chain = 1", ("a", 1)),
     "renamed": ("UPDATE chain SET name = 'z' WHERE number = 1", ("z", 1)),
-    "moved": ("UPDATE record SET chain = 77 WHERE chain = 1", ("a", 1)),
+    "moved": ("UPDATE record SET id = id + (76 << 32) WHERE chain = 1", ("a", 1)),
     "payload gone": ("UPDATE record SET payload = NULL WHERE chain = 1 AND seq = 2", ("a", 2)),
+    "other digest": ("UPDATE record SET payload_digest = x'00' WHERE chain = 1 AND seq = 2", ("a", 2)),
+    "erased unsaid": (
+        "UPDATE record SET payload = NULL, payload_digest = x'00' WHERE chain = 1 AND seq = 2",
+        ("a", 2),
+    ),
+    "before the first": ("UPDATE record SET id = 1 << 32 WHERE chain = 1 AND seq = 1", ("a", 1)),
+    "numbered below all": ("UPDATE chain SET number = -9223372036854775808 WHERE number = 1", ("a", 1)),
+    "numbered above all": ("UPDATE chain SET number = 9223372036854775807 WHERE number = 1", ("#1", 1)),
     "text type": ("UPDATE record SET act = x'00' WHERE chain = 1 AND seq = 2", ("a", 2)),
     "not UTF-8": ("UPDATE record SET act = CAST(x'ff' AS TEXT) WHERE chain = 1 AND seq = 2", ("a", 2)),
 }

@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dsec.model.ids import ExecId, SandboxId
-from dsec.model.journal import Finding
+from dsec.model.ids import SandboxId
+from dsec.model.journal import Finding, Phase
 from dsec.model.sandbox import State
 from dsec.stores.journal import SqliteStore, verify_directory
 from dsec.testing.contracts.journal import note
@@ -24,13 +24,14 @@ pytestmark = pytest.mark.anyio
 
 WRITER = """
 import asyncio, os, sys
+from dataclasses import replace
 from pathlib import Path
 from dsec.model.ids import new_exec_id, new_sandbox_id
 from dsec.model.journal import Draft, Phase
 from dsec.model.sandbox import State
 from dsec.stores.journal import SqliteStore
 from dsec.stores.keeper import Pace
-from dsec.testing.contracts.journal import note, sandbox
+from dsec.testing.contracts.journal import act, note, sandbox
 
 home, durability, workers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 
@@ -45,9 +46,9 @@ async def work(store):
     acknowledge("running", info.id)
     while True:
         one = new_exec_id()
-        record = await store.exec_started(info.id, one, ["true"])
+        record, = await store.append(act(Phase.INTENT, one, chain=info.id))
         acknowledge("started", info.id, one, record.seq, record.digest)
-        record = await store.exec_ended(info.id, one, {"text": "x" * 500})
+        record, = await store.append(replace(act(Phase.RESULT, one, chain=info.id), payload={"text": "x" * 500}))
         acknowledge("ended", info.id, one, record.seq, record.digest)
         await asyncio.sleep(0)
 
@@ -120,6 +121,7 @@ async def _check(store: SqliteStore, lines: list[list[str]]) -> None:
         assert [record.digest for record in found] == [digest]
         if word == "started" and rest[1] not in ended:
             # Its result may have been stored just before the kill, and never told.
-            stored = await store.get_exec(home, ExecId(rest[1]))
-            is_open = rest[1] in [found.id for found in await store.open_execs(home)]
-            assert is_open == (stored.result is None)
+            stored = await store.latest(home, "exec", ref=rest[1])
+            is_open = rest[1] in [found.ref for found in await store.unanswered(home)]
+            assert [record.phase for record in stored] in ([Phase.INTENT], [Phase.RESULT, Phase.INTENT])
+            assert is_open == (len(stored) == 1)

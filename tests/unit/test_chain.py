@@ -159,10 +159,10 @@ def test_deleted_swapped_and_cut_records_are_found_and_named(
             elif change == "cut":
                 db.execute("DELETE FROM record WHERE seq >= ?", (one,))
             elif change == "renumber":
-                db.execute("UPDATE record SET seq = seq + 1000 WHERE seq >= ?", (one,))
+                db.execute("UPDATE record SET id = id + 1000 WHERE seq >= ?", (one,))
             else:
                 for old, new in ((one, 1000), (two, one), (1000, two)):
-                    db.execute("UPDATE record SET seq = ? WHERE seq = ?", (new, old))
+                    db.execute("UPDATE record SET id = id + ? WHERE seq = ?", (new - old, old))
         assert _found(home) == [("a", one)]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from hashlib import sha256
+from operator import attrgetter
 from typing import Final
 
 from dsec.errors import Busy, Conflict, NotFound, UnknownOutcome
@@ -179,7 +180,8 @@ class Execs(ExecService):
             run = self._shelf.find(sandbox, exec_id)
         if isinstance(run, Run):
             return Session(run, self._runner, stdout, stderr)
-        past = (await self._past(sandbox)).get(exec_id)
+        records = await self._journal.latest(sandbox, EXEC, ref=exec_id, limit=2)
+        past = self._past(sandbox, records).get(exec_id)
         if past is not None and handle is not None and handle.unsettled:
             raise refusal(
                 handle.info
@@ -190,21 +192,17 @@ class Execs(ExecService):
 
     async def list(self, sandbox: SandboxId) -> tuple[ExecInfo, ...]:
         await self._table.info(sandbox)
-        found = await self._past(sandbox)
+        recent = await self._journal.latest(sandbox, EXEC, limit=2 * MAX_LISTED)
+        still_open = await self._journal.unanswered(sandbox)  # they may have begun long before
+        found = self._past(sandbox, [one for one in (*recent, *still_open) if one.act == EXEC])
         return tuple(found.values())[-MAX_LISTED:]
 
-    async def _past(self, sandbox: SandboxId) -> dict[ExecId, ExecInfo]:
-        """Every command of the journal, oldest first."""
+    def _past(self, sandbox: SandboxId, records: Iterable[Record]) -> dict[ExecId, ExecInfo]:
+        """The commands that these records tell of, oldest first."""
         found: dict[ExecId, ExecInfo] = {}
-        after = 0
+        for record in sorted(records, key=attrgetter("seq")):
+            _collect(found, record)
         handle = self._table.find(sandbox)
-        while records := await self._journal.read(sandbox, after=after):
-            after = records[-1].seq
-            for record in records:
-                if record.act == EXEC:
-                    _collect(found, record)
-            while len(found) > 2 * MAX_LISTED:
-                found.pop(next(iter(found)))
         for run in tuple(handle.runs.values()) if handle is not None else ():
             if isinstance(run, Run) and run.followed is not None and run.id in found:
                 seen = found[run.id]
@@ -237,6 +235,7 @@ def _past_exit(record: Record) -> Exit:
     return Exit(
         code=_whole(facts.get("exit_code"), -1),
         signal=_whole(facts.get("signal"), 0),
+        start_errno=_whole(facts.get("start_errno"), 0),
         cause=Cause(cause) if isinstance(cause, str) else Cause.ITSELF,
         stdout_bytes=_whole(facts.get("stdout_bytes"), 0),
         stderr_bytes=_whole(facts.get("stderr_bytes"), 0),
@@ -256,6 +255,7 @@ def _past_result(info: ExecInfo) -> ExecResult:
         exit_code=exit_.code,
         stdout=b"",
         stderr=b"",
+        start_errno=exit_.start_errno,
         signal=exit_.signal,
         timed_out=exit_.cause is Cause.TIMEOUT,
         truncated=dropped > 0,

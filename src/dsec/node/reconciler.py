@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -13,7 +13,7 @@ from dsec.core.machine import LIVE, Event
 from dsec.errors import DsecError, NotFound, UnknownOutcome
 from dsec.model.execs import ExecInfo
 from dsec.model.ids import ExecId, SandboxId
-from dsec.model.journal import Draft, Phase, Record
+from dsec.model.journal import Draft, Phase
 from dsec.model.sandbox import Flag, Level, SandboxInfo, State
 from dsec.node import drafts
 from dsec.node.execs import Execs
@@ -175,10 +175,8 @@ class Reconciler:
     async def _paused_since(self, handle: Handle) -> float:
         """When it was paused, in boot seconds: from the journal, by the wall clock."""
         now: Moment = self._kit.clock.now()
-        since = now.wall
-        async for record in self._records(handle.id):
-            if record.act == "sandbox.pause":
-                since = record.at
+        last = await self._kit.journal.latest(handle.id, "sandbox.pause", limit=1)
+        since = last[0].at if last else now.wall
         return now.boot - max(now.wall - since, 0.0)
 
     async def settle(self, handle: Handle) -> None:
@@ -208,23 +206,16 @@ class Reconciler:
 
     async def _open(self, handle: Handle) -> list[ExecId]:
         """Commands without a result. Other acts that were cut off get theirs here: nobody can tell how far they came."""
-        found: dict[tuple[str, str], None] = {}
-        async for record in self._records(handle.id):
-            if not record.ref:
-                continue
-            if record.phase is Phase.INTENT:
-                found[record.act, record.ref] = None
-            elif record.phase is Phase.RESULT:
-                found.pop((record.act, record.ref), None)
+        found = await self._kit.journal.unanswered(handle.id)
         lost = UnknownOutcome("the engine ended meanwhile")
         others = [
-            Draft(chain=handle.id, act=act, phase=Phase.RESULT, ref=ref, payload=drafts.failure(lost))
-            for act, ref in found
-            if act != drafts.EXEC
+            Draft(chain=handle.id, act=one.act, phase=Phase.RESULT, ref=one.ref, payload=drafts.failure(lost))
+            for one in found
+            if one.act != drafts.EXEC
         ]
         for start in range(0, len(others), AT_ONCE):
             await self._kit.journal.append(*others[start : start + AT_ONCE])
-        return [ExecId(ref) for act, ref in found if act == drafts.EXEC]
+        return [ExecId(one.ref) for one in found if one.act == drafts.EXEC]
 
     async def _lose_execs(self, handle: Handle, why: str) -> None:
         for exec_id in await self._open(handle):
@@ -232,10 +223,3 @@ class Reconciler:
 
     async def _unknown(self, handle: Handle, exec_id: ExecId, why: str) -> None:
         await self._kit.journal.append(drafts.exec_failure(handle.id, exec_id, UnknownOutcome(why)))
-
-    async def _records(self, sandbox: SandboxId) -> AsyncIterator[Record]:
-        after = 0
-        while records := await self._kit.journal.read(sandbox, after=after):
-            after = records[-1].seq
-            for record in records:
-                yield record

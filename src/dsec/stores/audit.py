@@ -16,7 +16,7 @@ from dsec.model.journal import Finding
 from dsec.stores import checkpoints
 from dsec.stores.chain import GENESIS, link_fields
 from dsec.stores.journal_sql import CHECKPOINT
-from dsec.stores.schema import connect, translated
+from dsec.stores.schema import SEQ_BITS, SEQ_MAX, connect, translated
 
 CHECKPOINTS: Final = "checkpoints"
 _PAGE: Final = 500
@@ -24,13 +24,14 @@ MAX_FINDINGS: Final = 1000
 
 # Records whose chain has no name, and names without records, are both found: neither happens to a sound journal.
 _NEXT: Final = (
-    "SELECT min(n) FROM (SELECT min(number) AS n FROM chain WHERE number > :after"
-    " UNION ALL SELECT min(chain) FROM record WHERE chain > :after)"
+    "SELECT min(n) FROM (SELECT min(number) AS n FROM chain WHERE number >= ?"
+    " UNION ALL SELECT min(id) >> 32 FROM record WHERE id >= ?)"
 )
 _ROWS: Final = (
-    "SELECT seq, at, act, phase, ref, actor, payload, payload_digest, digest FROM record"
-    " WHERE chain = ? AND seq > ? ORDER BY seq LIMIT ?"
+    "SELECT id, at, act, phase, ref, actor, payload, payload_digest, digest FROM record"
+    " WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
 )
+_NUMBERS: Final = range(-(2**31), 2**31)
 _SIGNED: Final = "CREATE TABLE signed (chain TEXT, seq INTEGER, digest BLOB, seen INTEGER DEFAULT 0)"
 _SIGNED_INDEX: Final = "CREATE INDEX signed_chain ON signed (chain, seq)"
 
@@ -73,9 +74,7 @@ def _text(raw: bytes) -> str:
 def _all(db: sqlite3.Connection, signed: sqlite3.Connection, sources: Sources) -> Iterator[Finding]:
     noted = db.execute(CHECKPOINT).fetchone()
     yield from _load(signed, sources, checkpoints.Place(*noted) if noted else None)
-    number = -(2**63)
-    while (row := db.execute(_NEXT, {"after": number}).fetchone())[0] is not None:
-        number = row[0]
+    for number in _numbers(db):
         finding = _chain(db, signed, number)
         if finding is not None:
             yield finding
@@ -84,6 +83,20 @@ def _all(db: sqlite3.Connection, signed: sqlite3.Connection, sources: Sources) -
         yield Finding(
             chain=chain, seq=1, problem=f"the whole chain is missing; a checkpoint signed {seq} records"
         )
+
+
+def _numbers(db: sqlite3.Connection) -> Iterator[int]:
+    """Of the chains that have a name or records."""
+    number = -(2**63)
+    while True:
+        first = min(max(number << SEQ_BITS, -(2**63)), 2**63 - 1)
+        row = db.execute(_NEXT, (number, first)).fetchone()
+        if row[0] is None or row[0] < number:
+            return
+        yield row[0]
+        number = row[0] + 1
+        if number == 2**63:
+            return
 
 
 def _load(signed: sqlite3.Connection, sources: Sources, noted: checkpoints.Place | None) -> Iterator[Finding]:
@@ -117,6 +130,8 @@ def _chain(db: sqlite3.Connection, signed: sqlite3.Connection, number: int) -> F
     if row is None:
         return Finding(chain=f"#{number}", seq=1, problem="records of a chain whose name is missing")
     name = row[0]
+    if number not in _NUMBERS:
+        return Finding(chain=str(name), seq=1, problem=f"its number {number} is not that of a chain")
     if not isinstance(name, str):
         return Finding(chain=f"#{number}", seq=1, problem=f"its name is {type(name).__name__}, not text")
     signed.execute("UPDATE signed SET seen = 1 WHERE chain = ?", (name,))
@@ -150,14 +165,16 @@ def _end(signed: sqlite3.Connection, name: str, seq: int) -> Finding | None:
 
 
 def _rows(db: sqlite3.Connection, number: int) -> Iterator[tuple[Any, ...]]:
-    """Records in order; a page at a time, so that no long read keeps the write-ahead log from shrinking."""
-    after = -(2**63)
+    """Records in order, each with its number first; a page at a time: no long read keeps the write-ahead log from shrinking."""
+    first = number << SEQ_BITS
+    start, last = first, first + SEQ_MAX
     while True:
-        page = db.execute(_ROWS, (number, after, _PAGE)).fetchall()
-        yield from page
+        page = db.execute(_ROWS, (start, last, _PAGE)).fetchall()
+        for row in page:
+            yield (row[0] - first, *row[1:])
         if len(page) < _PAGE:
             return
-        after = page[-1][0]
+        start = page[-1][0] + 1
 
 
 def _problem(chain: str, expected: int, values: tuple[Any, ...], previous: bytes) -> str:
@@ -167,16 +184,13 @@ def _problem(chain: str, expected: int, values: tuple[Any, ...], previous: bytes
         return f"a record numbered {seq!r} is where {expected} belongs"
     if seq > expected:
         return f"the record is missing; the next one is {seq}"
-    texts, blobs = (act, phase, ref, actor), (payload_digest, digest)
-    if not isinstance(at, int) or not all(isinstance(text, str) for text in texts):
+    if not isinstance(at, int) or not all(isinstance(text, str) for text in (act, phase, ref, actor)):
         return "the record was altered: a field has another type"
-    if not all(isinstance(blob, bytes) for blob in blobs):
-        return "the record was altered: a digest has another type"
-    fields = (chain, seq, at, act, phase, ref, actor)
-    if link_fields(fields, payload_digest=payload_digest, previous=previous) != digest:
-        return "the record was altered"
     if payload is None:
         return "the payload is missing"
-    if not isinstance(payload, bytes) or hashlib.sha256(payload).digest() != payload_digest:
-        return "the payload was altered"
+    if not isinstance(payload, bytes) or payload_digest is not None:
+        return "the record was altered: its payload or the digest of that is not as it was written"
+    fields = (chain, seq, at, act, phase, ref, actor)
+    if link_fields(fields, payload_digest=hashlib.sha256(payload).digest(), previous=previous) != digest:
+        return "the record was altered"
     return ""

@@ -1,15 +1,15 @@
-"""The journal, the table of sandboxes and the execs in one SQLite file."""
+"""The journal and the table of sandboxes in one SQLite file."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
+import math
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,18 @@ from anyio import to_thread
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dsec.errors import BadRequest, Conflict, NotFound, StorageFull, StoreDamaged, TooLarge
-from dsec.model.ids import ExecId, SandboxId
+from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft, Finding, Json, Phase, Record
 from dsec.model.sandbox import SandboxInfo, State
-from dsec.ports.journal import Execs, Journal, Sandboxes, StoredExec
+from dsec.ports.journal import Journal, Sandboxes
 from dsec.stores import checkpoints, schema
 from dsec.stores import journal_sql as sql
 from dsec.stores.audit import Sources, audit
 from dsec.stores.chain import Prepared, decode, prepare
 from dsec.stores.keeper import Keeper, Pace
-from dsec.stores.ledger import Ledger
+from dsec.stores.ledger import Head, Ledger
+from dsec.stores.living import ENDED, Living
+from dsec.stores.living import Row as LivingRow
 from dsec.stores.sandbox_codec import clean_reason, from_row, to_row
 from dsec.stores.schema import Durability, translated
 from dsec.stores.writer import Writer
@@ -38,16 +40,13 @@ Rows = list[tuple[Any, ...]]  # before the class, in which `list` is a method
 CHECKPOINTS: Final = "checkpoints.jsonl"
 MAX_DRAFTS: Final = 256
 MAX_READ: Final = 10_000
-_ARGV_BYTES: Final = 16 * 1024
-_KNOWN: Final = 16_384  # living sandboxes remembered
 _PRUNE_STEP: Final = 500
-_ENDED: Final = frozenset({State.GONE, State.FAILED})
 
 
-class SqliteStore(Journal, Sandboxes, Execs):
+class SqliteStore(Journal, Sandboxes):
     """One open journal. Made by :meth:`open`; the caller makes sure that it is the directory's only owner.
 
-    Appends of a ``durability="process"`` store run on the caller's thread when nothing waits (some 60 µs, no sync);
+    Appends of a ``durability="process"`` store run on the caller's thread when nothing waits (some 40 µs, no sync);
     so does the look-up of a single row. All else happens on threads.
     """
 
@@ -55,10 +54,10 @@ class SqliteStore(Journal, Sandboxes, Execs):
         self._parts = parts
         self._writer = parts.writer
         self._ledger = parts.ledger
+        self._living = parts.living
         self._now = parts.now
         self._read_lock = threading.Lock()
         self._closed = False
-        self._known: dict[SandboxId, SandboxInfo] = {}
 
     @classmethod
     async def open(
@@ -94,179 +93,131 @@ class SqliteStore(Journal, Sandboxes, Execs):
             await to_thread.run_sync(self._parts.close)
 
     async def append(self, *drafts: Draft) -> tuple[Record, ...]:
-        if len(drafts) > MAX_DRAFTS:
-            raise TooLarge(f"{len(drafts)} records at once, the bound is {MAX_DRAFTS}")
         if len(drafts) == 1:
             one = prepare(drafts[0])
-            record = await self._writer.run(
-                partial(self._ledger.append, one),
-                size=len(one.payload),
-                bare=partial(self._ledger.is_bare, one.draft.chain),
-            )
-            return (record,)
+            job = partial(self._ledger.append, one)
+            return (_told(one, await self._writer.run(job, size=len(one.payload), lone=one.draft.chain)),)
+        if len(drafts) > MAX_DRAFTS:
+            raise TooLarge(f"{len(drafts)} records at once, the bound is {MAX_DRAFTS}")
         prepared = [prepare(draft) for draft in drafts]
         if not prepared:
             return ()
         size = sum(len(one.payload) for one in prepared)
-        return await self._writer.run(lambda: tuple(map(self._ledger.append, prepared)), size=size)
+        heads = await self._writer.run(lambda: list(map(self._ledger.append, prepared)), size=size)
+        return tuple(map(_told, prepared, heads))
 
     async def read(self, chain: str, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
-        if not 0 <= limit <= MAX_READ:
-            raise BadRequest(f"limit: {limit} is not from 0 to {MAX_READ}")
-        rows = await self._query(sql.READ, (chain, after, limit))
+        _check_limit(limit)
+        rows = await self._query(sql.READ, (min(max(after, 0), schema.SEQ_MAX), chain, limit))
+        return tuple(record_of(chain, row) for row in rows)
+
+    async def latest(
+        self, chain: str, act: str, *, ref: str | None = None, limit: int = 1000
+    ) -> tuple[Record, ...]:
+        _check_limit(limit)
+        if ref is None:
+            rows = await self._query(sql.LATEST, (chain, act, limit))
+        else:
+            rows = await self._query(sql.LATEST_OF_REF, (chain, act, ref, limit))
+        return tuple(record_of(chain, row) for row in rows)
+
+    async def unanswered(self, chain: str) -> tuple[Record, ...]:
+        rows = await self._query(sql.UNANSWERED, (chain,))
         return tuple(record_of(chain, row) for row in rows)
 
     async def verify(self) -> tuple[Finding, ...]:
         return await to_thread.run_sync(audit, self._parts.sources)
 
     async def add(self, info: SandboxInfo, draft: Draft) -> None:
-        row, prepared = to_row(info), prepare(draft)
+        row, prepared = to_row(info), _of(info.id, draft)
 
         def job() -> None:
-            if self._parts.db.execute(sql.ADD, row).rowcount != 1:
+            added = self._parts.db.execute(sql.ADD, row)
+            number = added.lastrowid
+            if added.rowcount != 1 or number is None:
                 raise Conflict(f"sandbox {info.id} exists already", id=info.id)
+            self._ledger.born(info.id, number)
             self._ledger.append(prepared)
+            self._living.stage(number, info)
 
-        await self._writer.run(job, size=len(prepared.payload) + len(row[2]))
-        self._remember(info)
+        await self._writer.run(job, size=len(prepared.payload) + len(row[-1]))
 
     async def move(
         self, sandbox: SandboxId, *, seen: State, to: State, draft: Draft, reason: str = ""
     ) -> SandboxInfo:
-        prepared = prepare(draft)
-        change = {
-            "id": sandbox,
-            "seen": str(seen),
-            "to": str(to),
-            "ends": to in _ENDED,
-            "now": self._now(),
-            "reason": clean_reason(reason),
-        }
+        prepared, words = _of(sandbox, draft), clean_reason(reason)
 
         def job() -> SandboxInfo:
-            row = self._parts.db.execute(sql.MOVE, change).fetchone()
-            known = self._known.get(sandbox) or self._row(sandbox)
-            if row is None:
-                known = self._row(sandbox)
+            row = self._row(sandbox)
+            before = row[1]
+            if before.state is not seen:
                 raise Conflict(
-                    f"sandbox {sandbox} is {known.state}, not {seen}", id=sandbox, state=str(known.state)
+                    f"sandbox {sandbox} is {before.state}, not {seen}", id=sandbox, state=str(before.state)
                 )
-            self._ledger.append(prepared)
-            return replace(known, state=to, expires_at=row[0], ended_at=row[1], reason=row[2])
-
-        info = await self._writer.run(job, size=len(prepared.payload))
-        self._remember(info)
-        return info
-
-    def _remember(self, info: SandboxInfo) -> None:
-        """Of a living sandbox, what never changes: it need not be read and decoded for each of its moves."""
-        if info.state in _ENDED:
-            self._known.pop(info.id, None)
-            return
-        self._known[info.id] = info
-        if len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]
-
-    async def expire_at(self, sandbox: SandboxId, at: float, draft: Draft) -> SandboxInfo:
-        prepared = prepare(draft)
-
-        def job() -> SandboxInfo:
-            info = replace(self._row(sandbox), expires_at=float(at))
-            to_row(info)  # the same check as when it was added
-            self._parts.db.execute(sql.EXPIRE, (info.expires_at, sandbox))
-            self._ledger.append(prepared)
-            return info
+            ended = (before.ended_at or self._now()) if to in ENDED else 0.0
+            return self._change(
+                row, replace(before, state=to, ended_at=ended, reason=words or before.reason), prepared
+            )
 
         return await self._writer.run(job, size=len(prepared.payload))
+
+    async def expire_at(self, sandbox: SandboxId, at: float, draft: Draft) -> SandboxInfo:
+        prepared = _of(sandbox, draft)
+        if not math.isfinite(at):
+            raise BadRequest(f"expires_at: {at!r} is not a time")
+
+        def job() -> SandboxInfo:
+            row = self._row(sandbox)
+            return self._change(row, replace(row[1], expires_at=float(at)), prepared)
+
+        return await self._writer.run(job, size=len(prepared.payload))
+
+    def _change(self, row: LivingRow, info: SandboxInfo, prepared: Prepared) -> SandboxInfo:
+        """Write what can change of a sandbox, and the record of it."""
+        number, before = row
+        values = (info.state.value, info.ended_at, info.expires_at, info.reason, number, before.state.value)
+        if self._parts.db.execute(sql.CHANGE, values).rowcount != 1:
+            raise StoreDamaged(f"the row of sandbox {info.id} was changed by somebody else")
+        self._ledger.append(prepared, marked=True)
+        self._living.stage(number, info)
+        return info
 
     async def get(self, sandbox: SandboxId) -> SandboxInfo:
         rows = await self._look_up(sql.GET, (sandbox,))
         if not rows:
-            raise _no_sandbox(sandbox)
-        return from_row(rows[0])
+            raise no_sandbox(sandbox)
+        return from_row(rows[0][1:])
 
     async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
         wanted = json.dumps([str(state) for state in states or State])
         rows = await self._query(sql.LIST, (wanted,))
-        return await to_thread.run_sync(lambda: tuple(map(from_row, rows)))
+        return await to_thread.run_sync(lambda: tuple([from_row(row[1:]) for row in rows]))
 
     async def prune(self, keep: int = 10_000) -> int:
         if keep < 0:
             raise BadRequest(f"keep: {keep} is less than 0")
-        total, step = 0, _PRUNE_STEP
-        while step == _PRUNE_STEP:
-            step = await self._writer.run(lambda: self._prune(keep))
-            total += step
-        return total
+        surplus = [number for (number,) in await self._query(sql.SURPLUS, (keep,))]
+        for start in range(0, len(surplus), _PRUNE_STEP):
+            numbers = surplus[start : start + _PRUNE_STEP]
+            await self._writer.run(partial(self._prune, numbers, keep))
+        return len(surplus)
 
-    async def exec_started(
-        self,
-        sandbox: SandboxId,
-        exec_id: ExecId,
-        argv: Sequence[str],
-        *,
-        actor: str = "local",
-        details: Mapping[str, Json] | None = None,
-    ) -> Record:
-        payload: dict[str, Json] = {**(details or {}), **_argv(argv)}
-        draft = Draft(
-            chain=sandbox, act="exec", phase=Phase.INTENT, ref=exec_id, actor=actor, payload=payload
+    def _prune(self, numbers: Sequence[int], keep: int) -> None:
+        dropped = self._parts.db.execute(sql.DROP, (json.dumps(numbers),)).rowcount
+        payload: dict[str, Json] = {"dropped": dropped, "keep": keep}
+        self._ledger.append(
+            prepare(Draft(chain="engine", act="sandbox.prune", phase=Phase.NOTE, payload=payload))
         )
-        prepared = _referring(draft)
 
-        def job() -> Record:
-            if self._has(draft, Phase.INTENT):
-                raise Conflict(f"exec {exec_id} was started in {sandbox} before", id=exec_id)
-            return self._ledger.append(prepared)
-
-        return await self._writer.run(job, size=len(prepared.payload))
-
-    async def exec_ended(
-        self, sandbox: SandboxId, exec_id: ExecId, outcome: Mapping[str, Json], *, actor: str = "local"
-    ) -> Record:
-        draft = Draft(
-            chain=sandbox, act="exec", phase=Phase.RESULT, ref=exec_id, actor=actor, payload=outcome
-        )
-        prepared = _referring(draft)
-
-        def job() -> Record:
-            if not self._has(draft, Phase.INTENT):
-                raise NotFound(f"there is no exec {exec_id} in {sandbox}", id=exec_id)
-            if self._has(draft, Phase.RESULT):
-                raise Conflict(f"how exec {exec_id} ended is recorded already", id=exec_id)
-            return self._ledger.append(prepared)
-
-        return await self._writer.run(job, size=len(prepared.payload))
-
-    async def get_exec(self, sandbox: SandboxId, exec_id: ExecId) -> StoredExec:
-        intents = await self._look_up(sql.EXEC_BY_REF, (sandbox, Phase.INTENT, exec_id))
-        if not intents:
-            raise NotFound(f"there is no exec {exec_id} in {sandbox}", id=exec_id)
-        results = await self._look_up(sql.EXEC_BY_REF, (sandbox, Phase.RESULT, exec_id))
-        return _stored(record_of(sandbox, intents[0]), record_of(sandbox, results[0]) if results else None)
-
-    async def open_execs(self, sandbox: SandboxId) -> tuple[StoredExec, ...]:
-        rows = await self._query(sql.OPEN_EXECS, (sandbox,))
-        return tuple(_stored(record_of(sandbox, row), None) for row in rows)
-
-    def _has(self, draft: Draft, phase: Phase) -> bool:
-        rows = self._parts.db.execute(sql.EXEC_BY_REF, (draft.chain, str(phase), draft.ref))
-        return rows.fetchone() is not None
-
-    def _row(self, sandbox: SandboxId) -> SandboxInfo:
+    def _row(self, sandbox: SandboxId) -> LivingRow:
+        """Of the transaction under way.  Raises: NotFound."""
+        known = self._living.find(sandbox)
+        if known is not None:
+            return known
         row = self._parts.db.execute(sql.GET, (sandbox,)).fetchone()
         if row is None:
-            raise _no_sandbox(sandbox)
-        return from_row(row)
-
-    def _prune(self, keep: int) -> int:
-        dropped = self._parts.db.execute(sql.PRUNE, (_PRUNE_STEP, keep)).rowcount
-        if dropped:
-            payload: dict[str, Json] = {"dropped": dropped, "keep": keep}
-            self._ledger.append(
-                prepare(Draft(chain="engine", act="sandbox.prune", phase=Phase.NOTE, payload=payload))
-            )
-        return dropped
+            raise no_sandbox(sandbox)
+        return row[0], from_row(row[1:])
 
     async def _look_up(self, text: str, args: tuple[Any, ...]) -> Rows:
         """A read by key: at once when the reader is free."""
@@ -347,18 +298,20 @@ class _Parts:
             self.reader = stack.enter_context(
                 contextlib.closing(schema.connect(files.database, read_only=True))
             )
-            side = stack.enter_context(contextlib.closing(schema.connect(files.database)))
+            side, pin = (
+                stack.enter_context(contextlib.closing(schema.connect(files.database))) for _ in range(2)
+            )
             with translated():
                 self.ledger = Ledger(self.db, now)
                 self.ledger.recover()
                 place, torn = _place(self.db, self.sources)
+                schema.begin_log(self.db)
             file = stack.enter_context(
                 contextlib.closing(checkpoints.CheckpointFile(files.checkpoints, key, engine_id, place))
             )
-            self.writer = Writer(self.db, self.ledger, inline=durability == "process", committed=_nothing)
-            self.keeper = keeper = Keeper(
-                side, self.writer, self.ledger, file, wal=files.wal, pace=pace, now=now
-            )
+            self.living = Living()
+            self.writer = Writer(self.db, self.ledger, self.living, inline=durability == "process")
+            self.keeper = keeper = Keeper(side, pin, self.writer, self.ledger, file, pace=pace, now=now)
             self.writer.tell(keeper.committed)
             if torn:
                 self._cut(files.checkpoints, torn)
@@ -379,10 +332,6 @@ class _Parts:
         os.truncate(path, path.stat().st_size - torn)
 
 
-def _nothing() -> None:
-    """Nobody is there yet who wants to know of a commit."""
-
-
 def _place(db: sqlite3.Connection, sources: Sources) -> tuple[checkpoints.Place, int]:
     """Where the checkpoint file ends.  Raises: StoreDamaged: it is shorter than the journal knows."""
     place, torn = checkpoints.last(sources.checkpoints, sources.public)
@@ -396,29 +345,32 @@ def _place(db: sqlite3.Connection, sources: Sources) -> tuple[checkpoints.Place,
     return place, torn
 
 
-def _referring(draft: Draft) -> Prepared:
-    if not draft.ref:
-        raise BadRequest("exec id: it is empty")
+def _of(sandbox: SandboxId, draft: Draft) -> Prepared:
+    """A draft that must be of the sandbox's own chain.  Raises: BadRequest."""
+    if draft.chain != sandbox:
+        raise BadRequest(f"chain: {draft.chain!r} is not that of {sandbox}")
     return prepare(draft)
 
 
-def _argv(argv: Sequence[str]) -> dict[str, Json]:
-    """``argv`` as far as it is kept: whole, or its head with the count and the digest of all."""
-    kept: list[Json] = []
-    size = 0
-    for word in argv:
-        size += len(word) + 3
-        if size > _ARGV_BYTES:
-            data = b"\0".join(part.encode("utf-8", "surrogateescape") for part in argv)
-            return {"argv": kept, "argv_count": len(argv), "argv_sha256": hashlib.sha256(data).hexdigest()}
-        kept.append(word)
-    return {"argv": kept}
+def _check_limit(limit: int) -> None:
+    if not 0 <= limit <= MAX_READ:
+        raise BadRequest(f"limit: {limit} is not from 0 to {MAX_READ}")
 
 
-def _stored(intent: Record, result: Record | None) -> StoredExec:
-    argv = intent.payload.get("argv")
-    words = tuple(str(word) for word in argv) if isinstance(argv, list) else ()
-    return StoredExec(id=ExecId(intent.ref), argv=words, intent=intent, result=result)
+def _told(prepared: Prepared, head: Head) -> Record:
+    """What was appended, as it would be read."""
+    draft = prepared.draft
+    return Record(
+        chain=draft.chain,
+        seq=head.seq,
+        at=head.at / 1_000_000,
+        act=draft.act,
+        phase=draft.phase,
+        ref=draft.ref,
+        actor=draft.actor,
+        payload=draft.payload,
+        digest=head.digest.hex(),
+    )
 
 
 def record_of(chain: str, row: tuple[Any, ...]) -> Record:
@@ -441,5 +393,5 @@ def record_of(chain: str, row: tuple[Any, ...]) -> Record:
         ) from exc
 
 
-def _no_sandbox(sandbox: SandboxId) -> NotFound:
+def no_sandbox(sandbox: SandboxId) -> NotFound:
     return NotFound(f"there is no sandbox {sandbox}", hint="`dsec ls` shows those there are", id=sandbox)

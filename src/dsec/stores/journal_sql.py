@@ -4,47 +4,53 @@ from __future__ import annotations
 
 from typing import Final
 
+# Keys of records: see schema.py. 4294967295 is the last number that a record of a chain can have.
 READ: Final = """
     SELECT r.seq, r.at, r.act, r.phase, r.ref, r.actor, r.payload, r.digest
-    FROM record r JOIN chain c ON c.number = r.chain
-    WHERE c.name = ? AND r.seq > ? ORDER BY r.seq LIMIT ?
+    FROM chain c JOIN record r ON r.id > (c.number << 32) + ? AND r.id <= (c.number << 32) + 4294967295
+    WHERE c.name = ? ORDER BY r.id LIMIT ?
 """
-# `ref <> ''` lets the partial index on (chain, phase, ref) be used.
-EXEC_BY_REF: Final = """
+LATEST: Final = """
     SELECT r.seq, r.at, r.act, r.phase, r.ref, r.actor, r.payload, r.digest
-    FROM chain c JOIN record r ON r.chain = c.number
-    WHERE c.name = ? AND r.phase = ? AND r.ref = ? AND r.ref <> '' AND r.act = 'exec'
-    ORDER BY r.seq LIMIT 1
+    FROM chain c JOIN record r ON r.id > c.number << 32 AND r.id <= (c.number << 32) + 4294967295
+    WHERE c.name = ? AND r.act = ? ORDER BY r.id DESC LIMIT ?
 """
-OPEN_EXECS: Final = """
+LATEST_OF_REF: Final = """
     SELECT r.seq, r.at, r.act, r.phase, r.ref, r.actor, r.payload, r.digest
-    FROM chain c JOIN record r ON r.chain = c.number
-    WHERE c.name = ? AND r.phase = 'intent' AND r.ref <> '' AND r.act = 'exec'
-      AND NOT EXISTS (SELECT 1 FROM record e WHERE e.chain = r.chain AND e.phase = 'result' AND e.ref = r.ref
-                      AND e.ref <> '' AND e.act = 'exec')
-    ORDER BY r.seq
+    FROM chain c JOIN record r ON r.id > c.number << 32 AND r.id <= (c.number << 32) + 4294967295
+    WHERE c.name = ? AND r.act = ? AND r.ref = ? ORDER BY r.id DESC LIMIT ?
+"""
+UNANSWERED: Final = """
+    SELECT seq, at, act, phase, ref, actor, payload, digest FROM record
+    WHERE phase = 'intent' AND id IN (
+        SELECT max(r.id)
+        FROM chain c JOIN record r ON r.id > c.number << 32 AND r.id <= (c.number << 32) + 4294967295
+        WHERE c.name = ? AND r.ref <> '' AND r.phase IN ('intent', 'result') GROUP BY r.act, r.ref)
+    ORDER BY id
 """
 GET: Final = """
-    SELECT id, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at
-    FROM sandbox WHERE id = ?
+    SELECT number, name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec
+    FROM chain WHERE name = ? AND state IS NOT NULL
 """
 LIST: Final = """
-    SELECT id, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at
-    FROM sandbox WHERE state IN (SELECT value FROM json_each(?)) ORDER BY created, id
+    SELECT number, name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec
+    FROM chain WHERE state IN (SELECT value FROM json_each(?)) ORDER BY created, name
 """
 ADD: Final = """
-    INSERT OR IGNORE INTO sandbox (id, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at)
+    INSERT OR IGNORE INTO chain
+        (name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-MOVE: Final = """
-    UPDATE sandbox SET state = :to, ended = CASE WHEN :ends THEN iif(ended > 0, ended, :now) ELSE 0.0 END,
-        reason = iif(:reason = '', reason, :reason)
-    WHERE id = :id AND state = :seen RETURNING expires, ended, reason
+CHANGE: Final = """
+    UPDATE chain SET state = ?, ended = ?, expires = ?, reason = ?, unsigned = 1 WHERE number = ? AND state = ?
 """
-EXPIRE: Final = "UPDATE sandbox SET expires = ? WHERE id = ?"
-PRUNE: Final = """
-    DELETE FROM sandbox WHERE id IN (
-        SELECT id FROM sandbox WHERE state IN ('gone', 'failed') ORDER BY state = 'failed', ended, id
-        LIMIT min(?, max(0, (SELECT count(*) FROM sandbox WHERE state IN ('gone', 'failed')) - ?)))
+SURPLUS: Final = """
+    SELECT number FROM chain WHERE state IN ('gone', 'failed') ORDER BY state = 'failed', ended, number
+    LIMIT max(0, (SELECT count(*) FROM chain WHERE state IN ('gone', 'failed')) - ?)
+"""
+DROP: Final = """
+    UPDATE chain SET state = NULL, ended = NULL, expires = NULL, reason = NULL, created = NULL, session = NULL,
+        workdir = NULL, boot = NULL, boot_at = NULL, flags = NULL, spec = NULL
+    WHERE number IN (SELECT value FROM json_each(?)) AND state IN ('gone', 'failed')
 """
 CHECKPOINT: Final = "SELECT number, digest FROM mark WHERE name = 'checkpoint'"

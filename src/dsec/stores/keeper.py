@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Final
 
 from dsec.errors import DsecError
-from dsec.stores.checkpoints import MAX_HEADS, CheckpointFile
+from dsec.stores.checkpoints import MAX_HEADS, CheckpointFile, Place
 from dsec.stores.ledger import Head, Ledger
-from dsec.stores.schema import translated
+from dsec.stores.schema import begin_log, transaction, translated
 from dsec.stores.writer import Writer
 
 _LOG: Final = logging.getLogger(__name__)
-_LOOK_EVERY: Final = 256  # commits between two looks at the size of the log
 _RETRY_SECONDS: Final = 5.0
-_LOCKED_SECONDS: Final = 0.05
+_STEP: Final = 200  # rows changed while the writer is kept waiting: well below a millisecond
+_COMMIT_BYTES: Final = 3 * 4120  # what a commit writes to the log, roughly, and its payload
+_SIGNED: Final = "UPDATE mark SET number = ?, digest = ? WHERE name = 'checkpoint'"
+_CLEAR: Final = "UPDATE chain SET unsigned = 0 WHERE number = ?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Pace:
     Attributes:
         records: sign after so many records …
         seconds: … or so long after the first unsigned one.
-        wal_bytes: shorten the write-ahead log when it is longer.
+        wal_bytes: begin the write-ahead log anew when it is longer, roughly.
     """
 
     records: int = 1000
@@ -44,34 +45,35 @@ class Keeper:
 
     Args:
         db: a connection of its own.
+        pin: another one.
         now: seconds since the epoch.
     """
 
     def __init__(
         self,
         db: sqlite3.Connection,
+        pin: sqlite3.Connection,
         writer: Writer,
         ledger: Ledger,
         file: CheckpointFile,
         *,
-        wal: Path,
         pace: Pace,
         now: Callable[[], float],
     ) -> None:
         self._db = db
+        self._pin = pin
         self._writer = writer
         self._ledger = ledger
         self._file = file
-        self._wal = wal
         self._pace = pace
         self._now = now
         self._commits = 0
+        self._begin_at = pace.wal_bytes
         self._signed_at = time.monotonic()
-        self._look = False
         self._closing = False
         self._wake = threading.Condition(threading.Lock())
         self._thread = threading.Thread(target=self._work, name="dsec-journal-keeper", daemon=True)
-        self._db.execute(f"PRAGMA busy_timeout = {int(_LOCKED_SECONDS * 1000)}")
+        self._db.execute("PRAGMA busy_timeout = 0")
 
     def start(self) -> None:
         """Begin."""
@@ -80,12 +82,7 @@ class Keeper:
     def committed(self) -> None:
         """Told after each commit, by the thread that committed; costs next to nothing."""
         self._commits += 1
-        if self._commits % _LOOK_EVERY == 0:
-            self._look = (
-                True  # the keeper looks: this thread may be the event loop's and asks the disk nothing
-            )
-            self._nudge()
-        elif self._ledger.unsigned_records >= self._pace.records:
+        if self._due():
             self._nudge()
 
     def close(self) -> None:
@@ -107,34 +104,44 @@ class Keeper:
                 return
             place = self._file.append(heads, self._now())
             # The file first, synced; then the note in the journal: the file is never behind the note.
-            with self._writer.alone() as db, translated():
-                self._note(db, heads, place.n, place.digest)
+            self._note(heads, place)
             if len(heads) < MAX_HEADS:
                 return
 
-    def shorten(self) -> None:
-        """Move the write-ahead log into the database and cut it."""
-        with translated():
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()  # the bulk, while appends go on
-            with self._writer.alone() as db:
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                # The first commit into an empty log syncs its header: better here than in an append.
-                db.execute("UPDATE mark SET number = number + 1 WHERE name = 'wal'")
+    def _note(self, heads: dict[str, Head], place: Place) -> None:
+        """Say in the journal that these heads are signed: in steps, so that no append waits for long."""
+        rest = list(heads.items())
+        while rest:
+            step, rest = dict(rest[:_STEP]), rest[_STEP:]
+            with self._writer.alone() as db, translated():
+                unmoved = self._ledger.unmoved(step)
+                with transaction(db):
+                    db.execute(_SIGNED, (place.n, place.digest))
+                    db.executemany(_CLEAR, [(step[chain].number,) for chain in unmoved])
+                for chain in unmoved:
+                    del self._ledger.unsigned[chain]
 
-    def _note(self, db: sqlite3.Connection, heads: dict[str, Head], n: int, digest: bytes) -> None:
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            db.execute("UPDATE mark SET number = ?, digest = ? WHERE name = 'checkpoint'", (n, digest))
-            unmoved = [
-                (head.number,) for chain, head in heads.items() if self._ledger.unsigned.get(chain) == head
-            ]
-            db.executemany("DELETE FROM unsigned WHERE chain = ?", unmoved)
-            db.execute("COMMIT")
-        except sqlite3.Error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
-        self._ledger.signed(heads)
+    def shorten(self) -> None:
+        """Move the write-ahead log into the database and begin the log anew.
+
+        The bulk is moved while appends go on. A reader is held open meanwhile: else an append, on the event loop's
+        thread, could be the one that begins the log anew, and would wait for the disk. That commit is made here.
+        """
+        with translated():
+            self._pin.execute("BEGIN")
+            try:
+                self._pin.execute("SELECT number FROM mark").fetchall()
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            except BaseException:
+                self._pin.execute("ROLLBACK")
+                raise
+            with self._writer.alone() as db:
+                self._pin.execute("COMMIT")
+                busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+                if not busy:
+                    begin_log(db)
+                # Busy: somebody reads an older state. The log grows on, and is looked at again after as much.
+                self._begin_at = self._log_bytes() + self._pace.wal_bytes
 
     def _nudge(self) -> None:
         # Called under the writer's lock; the keeper never waits for that lock while it holds this one.
@@ -144,8 +151,7 @@ class Keeper:
     def _work(self) -> None:
         while self._wait():
             try:
-                self._look = False
-                if self._wal_size() > self._pace.wal_bytes:
+                if self._log_bytes() > self._begin_at:
                     self.shorten()
                 if self._signing_due():
                     self.sign()
@@ -162,7 +168,11 @@ class Keeper:
             return not self._closing
 
     def _due(self) -> bool:
-        return self._look or self._ledger.unsigned_records >= self._pace.records
+        return self._log_bytes() > self._begin_at or self._ledger.unsigned_records >= self._pace.records
+
+    def _log_bytes(self) -> int:
+        """What was written to the log since it was begun: an estimate, as asking the disk takes a system call."""
+        return self._commits * _COMMIT_BYTES + self._ledger.bytes
 
     def _signing_due(self) -> bool:
         if not self._ledger.unsigned:
@@ -176,9 +186,3 @@ class Keeper:
         with self._wake:
             self._wake.wait_for(lambda: self._closing, _RETRY_SECONDS)
             return self._closing
-
-    def _wal_size(self) -> int:
-        try:
-            return self._wal.stat().st_size
-        except FileNotFoundError:
-            return 0

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from dsec.errors import StorageFull
-from dsec.model.journal import Record
 from dsec.stores.chain import GENESIS, Prepared, link_fields
+from dsec.stores.schema import SEQ_BITS, SEQ_MAX
 
-_INSERT: Final = "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT: Final = (
+    "INSERT INTO record (id, at, act, phase, ref, actor, payload, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _CHAIN: Final = "SELECT number FROM chain WHERE name = ?"
 _NEW_CHAIN: Final = "INSERT INTO chain (name) VALUES (?)"
-_HEAD: Final = "SELECT seq, digest FROM record WHERE chain = ? ORDER BY seq DESC LIMIT 1"
-_UNSIGNED: Final = "INSERT OR IGNORE INTO unsigned VALUES (?)"
-_RECOVER: Final = "SELECT c.name, c.number FROM unsigned u JOIN chain c ON c.number = u.chain"
+_HEAD: Final = "SELECT seq, digest FROM record WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1"
+_UNSIGNED: Final = "UPDATE chain SET unsigned = 1 WHERE number = ?"
+_RECOVER: Final = "SELECT name, number FROM chain WHERE unsigned"
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The newest record of a chain; seq 0 when there is none yet."""
+class Head(NamedTuple):
+    """The newest record of a chain; seq 0 when there is none yet. ``at``: microseconds since the epoch."""
 
     number: int
     seq: int
     digest: bytes
+    at: int = 0
 
 
 class Ledger:
@@ -50,11 +50,12 @@ class Ledger:
         self._now = now
         self._cached = cached
         self._unsigned_max = unsigned_max
-        self._heads: OrderedDict[str, Head] = OrderedDict()
+        self._heads: dict[str, Head] = {}
         self._staged: dict[str, Head] = {}
         self._undo: list[tuple[str, Head | None]] = []
         self.unsigned: dict[str, Head] = {}
         self.unsigned_records = 0
+        self.bytes = 0
 
     def recover(self) -> None:
         """Find the chains whose heads were not signed when the last owner ended."""
@@ -66,35 +67,44 @@ class Ledger:
         """Whether the next append to ``chain`` is a single INSERT."""
         return chain in self._heads and chain in self.unsigned
 
-    def append(self, prepared: Prepared) -> Record:
-        """Insert one record; it counts once the transaction is committed and :meth:`settle` was called.
+    def born(self, chain: str, number: int) -> None:
+        """The caller inserted the row of a new chain in this transaction; its first record follows.
 
         Raises:
-            StorageFull: signed checkpoints could not be written for too long.
+            StorageFull: as :meth:`append`.
+        """
+        self._need_room()
+        self._undo.append((chain, None))
+        self._staged[chain] = Head(number, 0, GENESIS)
+
+    def append(self, prepared: Prepared, *, marked: bool = False) -> Head:
+        """Insert one record; it counts once the transaction is committed and :meth:`settle` was called.
+
+        Args:
+            marked: the caller marked the chain's row as unsigned in this transaction.
+
+        Raises:
+            StorageFull: signed checkpoints could not be written for too long, or the chain has no number left.
         """
         draft, payload, payload_digest = prepared
-        chain, staged = draft.chain, self._staged
-        before = staged.get(chain) if staged else None
+        chain = draft.chain
+        before = self._staged.get(chain)
         head = before or self._heads.get(chain) or self._find(chain)
-        if chain not in self.unsigned and before is None:
-            self._mark_unsigned(head.number)
-        seq, at, phase = head.seq + 1, int(self._now() * 1_000_000), str(draft.phase)
-        fields = (chain, seq, at, draft.act, phase, draft.ref, draft.actor)
+        number, seq, at = head.number, head.seq + 1, int(self._now() * 1_000_000)
+        if seq > SEQ_MAX:
+            raise StorageFull(f"{chain} holds as many records as a chain can")
+        if before is None and chain not in self.unsigned:
+            self._need_room()
+            if not marked:
+                self._db.execute(_UNSIGNED, (number,))
+        fields = (chain, seq, at, draft.act, draft.phase.value, draft.ref, draft.actor)
         digest = link_fields(fields, payload_digest=payload_digest, previous=head.digest)
-        self._db.execute(_INSERT, (head.number, *fields[1:], payload, payload_digest, digest))
+        self._db.execute(_INSERT, (number << SEQ_BITS | seq, *fields[2:], payload, digest))
         self._undo.append((chain, before))
-        staged[chain] = Head(head.number, seq, digest)
-        return Record(
-            chain=chain,
-            seq=seq,
-            at=at / 1_000_000,
-            act=draft.act,
-            phase=draft.phase,
-            ref=draft.ref,
-            actor=draft.actor,
-            payload=draft.payload,
-            digest=digest.hex(),
-        )
+        self.bytes += len(payload)
+        head = Head(number, seq, digest, at)
+        self._staged[chain] = head
+        return head
 
     def mark(self) -> int:
         """A point to go :meth:`back` to, with a savepoint."""
@@ -112,12 +122,12 @@ class Ledger:
     def settle(self) -> None:
         """The transaction was committed."""
         self.unsigned_records += len(self._undo)
-        for chain, head in self._staged.items():
-            self._heads[chain] = self.unsigned[chain] = head
-            self._heads.move_to_end(chain)
+        self._heads.update(self._staged)
+        self.unsigned.update(self._staged)
         while len(self._heads) > self._cached:
-            self._heads.popitem(last=False)
-        self._staged, self._undo = {}, []
+            del self._heads[next(iter(self._heads))]
+        self._staged.clear()
+        self._undo.clear()
 
     def forget(self) -> None:
         """The transaction was rolled back, or its fate is unknown: read those heads again."""
@@ -126,18 +136,16 @@ class Ledger:
         self._staged.clear()
         self._undo.clear()
 
-    def signed(self, heads: dict[str, Head]) -> list[int]:
-        """``heads`` are signed; the numbers of the chains that have not moved since."""
-        done = [chain for chain, head in heads.items() if self.unsigned.get(chain) == head]
-        return [self.unsigned.pop(chain).number for chain in done]
+    def unmoved(self, heads: dict[str, Head]) -> list[str]:
+        """Which of these chains have had no record since these were their heads."""
+        return [chain for chain, head in heads.items() if self.unsigned.get(chain) == head]
 
-    def _mark_unsigned(self, number: int) -> None:
+    def _need_room(self) -> None:
         if len(self.unsigned) + len(self._staged) >= self._unsigned_max:
             raise StorageFull(
                 f"{len(self.unsigned)} chains wait for a signed checkpoint, the bound is {self._unsigned_max}",
                 hint="checkpoints cannot be written; look at the file system that holds them",
             )
-        self._db.execute(_UNSIGNED, (number,))
 
     def _find(self, chain: str) -> Head:
         """The head of a chain that is not in memory."""
@@ -149,5 +157,6 @@ class Ledger:
         return Head(number, 0, GENESIS)
 
     def _stored_head(self, number: int) -> Head:
-        row = self._db.execute(_HEAD, (number,)).fetchone()
+        first = number << SEQ_BITS
+        row = self._db.execute(_HEAD, (first, first + SEQ_MAX)).fetchone()
         return Head(number, *row) if row else Head(number, 0, GENESIS)

@@ -16,7 +16,7 @@ from dsec.model.sandbox import SandboxInfo, State
 from dsec.stores import checkpoints, schema
 from dsec.stores import journal_sql as sql
 from dsec.stores.audit import Sources, audit
-from dsec.stores.journal import CHECKPOINTS, record_of
+from dsec.stores.journal import CHECKPOINTS, no_sandbox, record_of
 from dsec.stores.sandbox_codec import from_row
 from dsec.stores.schema import translated
 
@@ -51,17 +51,15 @@ class JournalReader:
         """Those in these states, oldest first."""
         with translated():
             rows = self._db.execute(sql.LIST, (json.dumps([str(state) for state in states]),)).fetchall()
-        return tuple(from_row(row) for row in rows)
+        return tuple(from_row(row[1:]) for row in rows)
 
     def sandbox(self, sandbox: SandboxId) -> SandboxInfo:
         """Raises: NotFound."""
         with translated():
             row = self._db.execute(sql.GET, (sandbox,)).fetchone()
         if row is None:
-            raise NotFound(
-                f"there is no sandbox {sandbox}", hint="`dsec ls` shows those there are", id=sandbox
-            )
-        return from_row(row)
+            raise no_sandbox(sandbox)
+        return from_row(row[1:])
 
     def chains(self) -> tuple[str, ...]:
         """Every chain, oldest first."""
@@ -71,14 +69,14 @@ class JournalReader:
     def records(self, chain: str, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
         """Of one chain in order, numbered above ``after``."""
         with translated():
-            rows = self._db.execute(sql.READ, (chain, after, limit)).fetchall()
+            rows = self._db.execute(sql.READ, (min(max(after, 0), schema.SEQ_MAX), chain, limit)).fetchall()
         return tuple(record_of(chain, row) for row in rows)
 
     def running(self, sandbox: SandboxId) -> tuple[Record, ...]:
         """Intents of the commands of a sandbox whose end is not recorded."""
         with translated():
-            rows = self._db.execute(sql.OPEN_EXECS, (sandbox,)).fetchall()
-        return tuple(record_of(sandbox, row) for row in rows)
+            rows = self._db.execute(sql.UNANSWERED, (sandbox,)).fetchall()
+        return tuple(record for record in (record_of(sandbox, row) for row in rows) if record.act == "exec")
 
 
 def verify(directory: Path, key: Path) -> tuple[Finding, ...]:

@@ -19,7 +19,8 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _LIMITS: Final = tuple(Limits.__dataclass_fields__)
 _limits_of: Final = attrgetter(*_LIMITS)
 
-Row = tuple[str, str, str, str, float, float, float, str, str, bytes, str, float]
+Row = tuple[str, str, float, float, str, float, str, bytes, str, float, str, str]
+"""Name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec."""
 
 
 def spec_to_json(spec: SandboxSpec) -> str:
@@ -62,34 +63,34 @@ def spec_from_json(text: str) -> SandboxSpec:
 
 def to_row(info: SandboxInfo) -> Row:
     """Raises: BadRequest: a field cannot be stored. TooLarge."""
-    for name in ("created_at", "expires_at", "ended_at", "created_boot"):
-        if not math.isfinite(getattr(info, name)):
-            raise BadRequest(f"{name}: {getattr(info, name)!r} is not a time")
+    times = (info.ended_at, info.expires_at, info.created_at, info.created_boot)
+    if not all(map(math.isfinite, times)):
+        raise BadRequest(f"{info.id}: one of its times is none: {times}")
     return (
         info.id,
-        str(info.state),
-        spec_to_json(info.spec),
-        json.dumps(sorted(info.flags)),
-        float(info.created_at),
-        float(info.expires_at),
+        info.state.value,
         float(info.ended_at),
+        float(info.expires_at),
         clean_reason(info.reason),
+        float(info.created_at),
         info.session_id,
         _encode_path(info.workdir),
         info.boot_id,
         float(info.created_boot),
+        " ".join(sorted(info.flags)),
+        spec_to_json(info.spec),
     )
 
 
 def from_row(row: tuple[Any, ...]) -> SandboxInfo:
     """Raises: StoreDamaged: the row is not one of ours."""
-    sandbox, state, spec, flags, created, expires, ended, reason, session, workdir, boot, boot_at = row
+    sandbox, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec = row
     try:
         return SandboxInfo(
             id=SandboxId(sandbox),
             state=State(state),
             spec=spec_from_json(spec),
-            flags=frozenset(Flag(flag) for flag in json.loads(flags)),
+            flags=frozenset(map(Flag, flags.split())),
             created_at=created,
             expires_at=expires,
             ended_at=ended,

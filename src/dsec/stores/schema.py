@@ -17,25 +17,27 @@ DATABASE: Final = "journal.db"
 APPLICATION_ID: Final = 0x44736563  # "Dsec"
 VERSION: Final = 1
 
-# `payload` may be NULL: an erased payload leaves its digest, and with it the chain.
+# A record's key is the number of its chain and its own number in it: records of a chain lie together, and a new one
+# is written into one page. What a key stands for is computed, not stored.
+SEQ_BITS: Final = 32
+SEQ_MAX: Final = 2**SEQ_BITS - 1
+# `payload` may be NULL: an erased payload leaves `payload_digest`, and with it the chain. Else that digest is computed.
 _RECORD: Final = (
-    "CREATE TABLE record (chain INTEGER NOT NULL, seq INTEGER NOT NULL, at INTEGER NOT NULL, act TEXT NOT NULL,"
-    " phase TEXT NOT NULL, ref TEXT NOT NULL, actor TEXT NOT NULL, payload BLOB, payload_digest BLOB NOT NULL,"
-    " digest BLOB NOT NULL, PRIMARY KEY (chain, seq)) WITHOUT ROWID"
+    "CREATE TABLE record (id INTEGER PRIMARY KEY, at INTEGER NOT NULL, act TEXT NOT NULL, phase TEXT NOT NULL,"
+    " ref TEXT NOT NULL, actor TEXT NOT NULL, payload BLOB, payload_digest BLOB, digest BLOB NOT NULL,"
+    f" chain INTEGER AS (id >> {SEQ_BITS}), seq INTEGER AS (id & {SEQ_MAX}))"
 )
-_SANDBOX: Final = (
-    "CREATE TABLE sandbox (id TEXT PRIMARY KEY, state TEXT NOT NULL, spec TEXT NOT NULL, flags TEXT NOT NULL,"
-    " created REAL NOT NULL, expires REAL NOT NULL, ended REAL NOT NULL, reason TEXT NOT NULL,"
-    " session TEXT NOT NULL, workdir BLOB NOT NULL, boot TEXT NOT NULL, boot_at REAL NOT NULL) WITHOUT ROWID"
+# A chain and, in the same row, the sandbox whose chain it is (`state` is NULL where it is of none, or no longer): its
+# birth is one row. `unsigned`: it has records that no checkpoint covers yet, or may have.
+_CHAIN: Final = (
+    "CREATE TABLE chain (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, unsigned INTEGER NOT NULL DEFAULT 1,"
+    " state TEXT, ended REAL, expires REAL, reason TEXT, created REAL, session TEXT, workdir BLOB, boot TEXT,"
+    " boot_at REAL, flags TEXT, spec TEXT)"
 )
 SCHEMA: Final = (
-    "CREATE TABLE chain (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+    _CHAIN,
     _RECORD,
-    "CREATE INDEX record_ref ON record (chain, phase, ref) WHERE ref <> ''",
-    "CREATE TABLE unsigned (chain INTEGER PRIMARY KEY)",
     "CREATE TABLE mark (name TEXT PRIMARY KEY, number INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
-    _SANDBOX,
-    "CREATE INDEX sandbox_state ON sandbox (state, created)",
 )
 _FIRST_MARKS: Final = "INSERT INTO mark VALUES ('checkpoint', 0, zeroblob(32)), ('wal', 0, x'')"
 
@@ -68,6 +70,24 @@ def translated() -> Iterator[None]:
         yield
     except sqlite3.Error as exc:
         raise translate(exc) from exc
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All of it or nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def begin_log(db: sqlite3.Connection) -> None:
+    """Commit something. The first commit into a new write-ahead log waits for the disk: better here than in an append."""
+    db.execute("UPDATE mark SET number = number + 1 WHERE name = 'wal'")
 
 
 def create(path: Path) -> None:

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -40,7 +40,7 @@ from dsec.model.files import (
     WriteOptions,
 )
 from dsec.model.ids import ExecId, SandboxId
-from dsec.model.journal import Draft, Finding, Record
+from dsec.model.journal import Draft, Finding, Phase, Record
 from dsec.model.sandbox import Flag, Level, Metrics, SandboxInfo, State
 from dsec.ports.guest import Guest, GuestExec, GuestFiles
 from dsec.ports.journal import Journal, Sandboxes
@@ -108,6 +108,21 @@ class MemoryStore(Journal, Sandboxes):
     async def read(self, chain: str, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
         return tuple(self._chains.get(chain, ())[after : after + limit])
 
+    async def latest(
+        self, chain: str, act: str, *, ref: str | None = None, limit: int = 1000
+    ) -> tuple[Record, ...]:
+        records = reversed(self._chains.get(chain, ()))
+        return tuple(one for one in records if one.act == act and ref in (None, one.ref))[:limit]
+
+    async def unanswered(self, chain: str) -> tuple[Record, ...]:
+        last = {
+            (one.act, one.ref): one
+            for one in self._chains.get(chain, ())
+            if one.ref and one.phase is not Phase.NOTE
+        }
+        found = [one for one in last.values() if one.phase is Phase.INTENT]
+        return tuple(sorted(found, key=lambda one: one.seq))
+
     async def verify(self) -> tuple[Finding, ...]:
         found = []
         for name, chain in self._chains.items():
@@ -173,6 +188,7 @@ class Scripted:
     """What a command does: waits, says, ends. ``seconds`` may be infinite; ``echo``: standard input comes out again."""
 
     code: int = 0
+    start_errno: int = 0
     signal: int = 0
     stdout: bytes = b""
     stderr: bytes = b""
@@ -202,7 +218,7 @@ def ordinary(command: Command) -> Scripted:
         case ["oom"]:
             return Scripted(signal=SIGKILL, code=128 + SIGKILL, oom=True)
         case _:
-            return Scripted(code=127)
+            return Scripted(code=127, start_errno=errno.ENOENT)
 
 
 class _Process:
@@ -245,6 +261,7 @@ class _Process:
         self.exit = Exit(
             code=code,
             signal=signal,
+            start_errno=what.start_errno if ended else 0,
             cause=self._cause,
             stdout_bytes=len(self.output[Stream.STDOUT]),
             stderr_bytes=len(self.output[Stream.STDERR]),
@@ -439,7 +456,12 @@ class FakeFiles(GuestFiles):
             case _:
                 raise FileProblem("the fake cannot do that")
 
-    async def watch(self, path: str, *, who: Identity, recursive: bool = False) -> AsyncIterator[FileEvent]:
+    async def watch(
+        self, path: str, *, who: Identity, recursive: bool = False
+    ) -> AsyncGenerator[FileEvent, None]:
+        return self._events()
+
+    async def _events(self) -> AsyncGenerator[FileEvent, None]:
         nothing: tuple[FileEvent, ...] = ()
         for event in nothing:
             yield event

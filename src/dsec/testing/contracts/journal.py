@@ -1,4 +1,4 @@
-"""What every journal, table of sandboxes and exec store must do.
+"""What every journal and table of sandboxes must do.
 
 A back-end's test class inherits these and brings a fixture ``store``: open, empty, and closed afterwards.
 """
@@ -14,10 +14,10 @@ import anyio.lowlevel
 import pytest
 
 from dsec.errors import BadRequest, Conflict, NotFound, TooLarge
-from dsec.model.ids import SandboxId, new_exec_id, new_sandbox_id
+from dsec.model.ids import SandboxId, new_sandbox_id
 from dsec.model.journal import Draft, Phase
 from dsec.model.sandbox import Flag, Level, Limits, SandboxInfo, SandboxSpec, State, Volume
-from dsec.ports.journal import Execs, Journal, Sandboxes
+from dsec.ports.journal import Journal, Sandboxes
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +55,11 @@ def sandbox(*, state: State = State.PENDING, created_at: float = 1000.0) -> Sand
     )
 
 
+def act(phase: Phase, ref: str, *, name: str = "exec", chain: str = "engine") -> Draft:
+    """A draft of an act that has two ends."""
+    return Draft(chain=chain, act=name, phase=phase, ref=ref)
+
+
 class JournalContract:
     """Of :class:`~dsec.ports.journal.Journal`."""
 
@@ -73,6 +78,30 @@ class JournalContract:
         assert [record.seq for record in await store.read("engine", after=2, limit=2)] == [3, 4]
         assert await store.read("engine", after=5) == ()
         assert await store.read("nobody") == ()
+
+    async def test_the_latest_of_an_act_come_newest_first(self, store: Journal) -> None:
+        await store.append(*(act(Phase.INTENT, f"r{n}", name=f"act{n % 2}") for n in range(6)), note())
+        assert [record.ref for record in await store.latest("engine", "act1")] == ["r5", "r3", "r1"]
+        assert [record.seq for record in await store.latest("engine", "act0", limit=2)] == [5, 3]
+        assert await store.latest("engine", "act2") == ()
+        assert await store.latest("other", "act1") == ()
+
+    async def test_the_latest_of_a_reference_are_its_own(self, store: Journal) -> None:
+        await store.append(act(Phase.INTENT, "a"), act(Phase.INTENT, "b"), act(Phase.RESULT, "a"))
+        await store.append(act(Phase.INTENT, "a", name="other"), act(Phase.INTENT, "a", chain="other"))
+        found = await store.latest("engine", "exec", ref="a", limit=2)
+        assert [(record.seq, record.phase) for record in found] == [(3, Phase.RESULT), (1, Phase.INTENT)]
+        assert await store.latest("engine", "exec", ref="c") == ()
+
+    async def test_what_is_unanswered(self, store: Journal) -> None:
+        await store.append(act(Phase.INTENT, "a"), act(Phase.INTENT, "b"), act(Phase.INTENT, ""))
+        await store.append(act(Phase.INTENT, "a", name="other"), act(Phase.INTENT, "a", chain="other"))
+        await store.append(act(Phase.NOTE, "b"), act(Phase.RESULT, "a"), act(Phase.RESULT, "c"))
+        found = await store.unanswered("engine")
+        assert [(record.act, record.ref) for record in found] == [("exec", "b"), ("other", "a")]
+        await store.append(act(Phase.RESULT, "b"), act(Phase.RESULT, "a", name="other"))
+        assert await store.unanswered("engine") == ()
+        assert len(await store.unanswered("other")) == 1
 
     async def test_all_or_none(self, store: Journal) -> None:
         with pytest.raises(TooLarge):
@@ -217,44 +246,3 @@ class SandboxesContract:
         assert await store.prune(keep=2) == 4
         assert [info.created_at for info in await store.list()] == [-1.0, 4.0, 5.0]
         assert await store.prune(keep=2) == 0
-
-
-class ExecsContract:
-    """Of :class:`~dsec.ports.journal.Execs`."""
-
-    async def test_an_exec_is_open_until_its_result(self, store: Execs) -> None:
-        home, one, two = new_sandbox_id(), new_exec_id(), new_exec_id()
-        await store.exec_started(home, one, ["sh", "-c", "é\udcff"], details={"cwd": "/"})
-        await store.exec_started(home, two, ["true"])
-        assert [found.id for found in await store.open_execs(home)] == [one, two]
-        assert (await store.open_execs(home))[0].argv == ("sh", "-c", "é\udcff")
-        await store.exec_ended(home, one, {"exit_code": 3})
-        assert [found.id for found in await store.open_execs(home)] == [two]
-        found = await store.get_exec(home, one)
-        assert found.intent.payload["cwd"] == "/"
-        assert found.result is not None
-        assert found.result.payload == {"exit_code": 3}
-        assert (await store.get_exec(home, two)).result is None
-        assert await store.open_execs(new_sandbox_id()) == ()
-
-    async def test_nothing_starts_or_ends_twice(self, store: Execs) -> None:
-        home, one = new_sandbox_id(), new_exec_id()
-        with pytest.raises(NotFound):
-            await store.exec_ended(home, one, {})
-        await store.exec_started(home, one, ["true"])
-        with pytest.raises(Conflict):
-            await store.exec_started(home, one, ["true"])
-        await store.exec_ended(home, one, {})
-        with pytest.raises(Conflict):
-            await store.exec_ended(home, one, {})
-        with pytest.raises(Conflict):
-            await store.exec_started(home, one, ["true"])
-        with pytest.raises(NotFound):
-            await store.get_exec(new_sandbox_id(), one)
-
-    async def test_a_long_command_line_is_kept_by_its_head_and_digest(self, store: Execs) -> None:
-        home, one = new_sandbox_id(), new_exec_id()
-        record = await store.exec_started(home, one, ["echo", "x" * 100_000])
-        assert record.payload["argv"] == ["echo"]
-        assert record.payload["argv_count"] == 2
-        assert len(str(record.payload["argv_sha256"])) == 64
