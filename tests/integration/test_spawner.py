@@ -527,6 +527,65 @@ def _until(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
+# --- what is made ahead
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def _children(pid: int) -> set[int]:
+    return {int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def _descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("level", list(Level))
+def test_what_is_made_ahead_can_be_killed_at_any_time(images: Path, level: Level) -> None:
+    """Sandboxes are made all the same, nothing piles up, and the spawner does not spin."""
+    seen: set[int] = set()
+    with Dsec(settings=Settings(images=images, pool=0)) as engine:
+        steady = engine.sandboxes.create(level=level)
+        init = _real(steady.id)
+        spawner = _parent(init)
+        with contextlib.suppress(AssertionError):
+            _until(lambda: bool(_children(spawner) - {init}), seconds=3)
+        if not _children(spawner) - {init}:
+            pytest.skip("nothing is made ahead here")
+        for _ in range(3):  # until all of it is there
+            engine.sandboxes.create(level=level).destroy()
+        time.sleep(0.3)
+        processes, descriptors = len(_children(spawner)), _descriptors(spawner)
+        for _ in range(8):
+            ahead = _children(spawner) - {init}
+            seen |= ahead
+            for pid in ahead:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _until(lambda ahead=ahead: not any(map(_lives, ahead)))
+            time.sleep(0.02)
+            with engine.sandboxes.create(level=level) as other:
+                assert other.exec("echo made").stdout == b"made\n"
+            assert steady.exec("echo on").stdout == b"on\n"
+        _until(lambda: not [pid for pid in _children(spawner) if _state(pid) == "Z"])
+        time.sleep(1.2)  # it may wait a while before it makes more
+        engine.sandboxes.create(level=level).destroy()
+        time.sleep(0.3)
+        assert len(_children(spawner)) <= processes
+        assert _descriptors(spawner) <= descriptors
+        before = _ticks(spawner)
+        time.sleep(0.6)
+        assert _ticks(spawner) - before < 20, "it sleeps"
+        assert _real(steady.id) == init
+        seen |= _children(spawner) | {spawner}
+    assert [pid for pid in seen if _lives(pid)] == []
+
+
 # --- noise, with sanitizers
 
 
