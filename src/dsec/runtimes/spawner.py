@@ -67,8 +67,17 @@ def _high(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _SAFE_FD)
 
 
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request that waits for its answer. ``since``: the loop's seconds."""
+
+    op: Op
+    since: float
+    answer: asyncio.Future[Answer]
+
+
 class _Link:
-    """One connection: requests out, answers and events in."""
+    """One connection: requests out, answers and events in. One timer serves all requests: almost none is ever late."""
 
     def __init__(
         self, sock: socket.socket, on_ended: Callable[[EndedEvent], None], on_lost: Callable[[_Link], None]
@@ -78,29 +87,30 @@ class _Link:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self.since = self._loop.time()
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, _Asked] = {}  # oldest first
+        self._overdue: asyncio.TimerHandle | None = None
         self._seq = 0
         self.alive = True
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def _readable(self) -> None:
-        for _ in range(64):
-            try:
-                message = self._sock.recv(spawn.MAX_MESSAGE)
-            except BlockingIOError:
-                return
-            except OSError:
-                message = b""
-            if not message:
-                self._lose()
-                return
-            answer = spawn.decode(message)
-            if answer.seq:
-                future = self._waiting.pop(answer.seq, None)
-                if future is not None and not future.done():
-                    future.set_result(answer)
-            elif answer.errno == 0:
-                self._on_ended(spawn.decode_ended(answer.body))
+        # One message a call: the loop calls again at once while there are more.
+        try:
+            message = self._sock.recv(spawn.MAX_MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if not message:
+            self._lose()
+            return
+        answer = spawn.decode(message)
+        if answer.seq:
+            asked = self._waiting.pop(answer.seq, None)
+            if asked is not None and not asked.answer.done():
+                asked.answer.set_result(answer)
+        elif answer.errno == 0:
+            self._on_ended(spawn.decode_ended(answer.body))
 
     def _lose(self) -> None:
         if self.alive:
@@ -114,24 +124,28 @@ class _Link:
         self.alive = False
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(
+        if self._overdue is not None:
+            self._overdue.cancel()
+        for asked in self._waiting.values():
+            if not asked.answer.done():
+                asked.answer.set_exception(
                     RuntimeUnavailable("the spawner ended", hint="it is started again: retry")
                 )
         self._waiting.clear()
 
     async def ask(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> Answer:
         """Raises: RuntimeUnavailable: it ended, or does not answer."""
-        return await self.answer(op, await self.send(op, body, fds))
+        return await self.answer(await self.send(op, body, fds))
 
     async def send(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> int:
         """The number that :meth:`answer` wants.  Raises: RuntimeUnavailable: it ended, and has not read this."""
         if not self.alive:
             raise RuntimeUnavailable("the spawner ended", hint="it is started again: retry")
-        self._seq = self._seq % 0xFFFF_FFFF + 1
-        seq = self._seq
-        self._waiting[seq] = self._loop.create_future()
+        self._seq = seq = self._seq % 0xFFFF_FFFF + 1
+        now = self._loop.time()
+        self._waiting[seq] = _Asked(op, now, self._loop.create_future())
+        if self._overdue is None:
+            self._overdue = self._loop.call_at(now + _ANSWER_SECONDS, self._check)
         try:
             await self._send(spawn.encode(op, seq, body), fds)
         except BaseException:
@@ -139,17 +153,30 @@ class _Link:
             raise
         return seq
 
-    async def answer(self, op: Op, seq: int) -> Answer:
+    def _check(self) -> None:
+        """Tell those who have waited too long, and look again when the next one would have."""
+        self._overdue = None
+        now = self._loop.time()
+        for asked in self._waiting.values():
+            due = asked.since + _ANSWER_SECONDS
+            if due > now:
+                self._overdue = self._loop.call_at(due, self._check)
+                return
+            if not asked.answer.done():
+                asked.answer.set_exception(
+                    RuntimeUnavailable(
+                        f"the spawner did not answer {asked.op.name} within {_ANSWER_SECONDS:.0f} s",
+                        hint="see its log; `dsec doctor` tells what is missing",
+                    )
+                )
+
+    async def answer(self, seq: int) -> Answer:
         """Raises: RuntimeUnavailable: it ended, or does not answer."""
-        future = self._waiting[seq]
+        asked = self._waiting.get(seq)
+        if asked is None:
+            raise RuntimeUnavailable("the spawner ended", hint="it is started again: retry")
         try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                return await future
-        except TimeoutError:
-            raise RuntimeUnavailable(
-                f"the spawner did not answer {op.name} within {_ANSWER_SECONDS:.0f} s",
-                hint="see its log; `dsec doctor` tells what is missing",
-            ) from None
+            return await asked.answer
         finally:
             self._waiting.pop(seq, None)
 
@@ -319,7 +346,7 @@ class Spawner:
             try:
                 seq = await link.send(op, body, fds)
                 sent = True
-                return await link.answer(op, seq)
+                return await link.answer(seq)
             except RuntimeUnavailable:
                 if not left or link.alive or (sent and op is Op.CREATE):
                     raise

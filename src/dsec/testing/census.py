@@ -59,13 +59,14 @@ def take(root: Path | None = None) -> Census:
         root: None for the whole machine, or the directory that everything to be counted has its state in.
     """
     table = {process.pid: process for process in _processes()}
-    ours = _ours(table, root)
+    ahead = {pid for pid, process in table.items() if _is_ahead(table, process)}
+    ours = _ours(table, root) - ahead
     return Census(
         processes=frozenset(str(table[pid]) for pid in ours),
         namespaces=frozenset(_namespaces({pid for pid in ours if not _is_spawner(table[pid])})),
         mounts=frozenset(_mounts(root)),
         loops=frozenset(_loops(root)),
-        cgroups=frozenset(_cgroups("" if root is None else _arguments(table, ours))),
+        cgroups=frozenset(_cgroups("" if root is None else _arguments(table, ours), ahead)),
         directories=frozenset(_directories(root)),
         descriptors=_descriptors(),
     )
@@ -156,8 +157,13 @@ def _mentions(pid: int, root: Path) -> bool:
 
 
 def _is_spawner(process: _Process) -> bool:
-    """It, or its helper, which goes from one new network namespace to the next: the processes are counted, that is enough."""
-    return process.exe.endswith("/spawner") or process.name in ("spawner", "dsec-kits")
+    return process.exe.removesuffix(" (deleted)").endswith("/spawner")
+
+
+def _is_ahead(table: dict[int, _Process], process: _Process) -> bool:
+    """What a living spawner makes ahead, which comes and goes when it likes; without its spawner it counts."""
+    parent = table.get(process.parent)
+    return _is_spawner(process) and parent is not None and _is_spawner(parent)
 
 
 def _namespaces(pids: set[int]) -> Iterator[str]:
@@ -205,7 +211,7 @@ def _arguments(table: dict[int, _Process], ours: set[int]) -> str:
     return "\0".join(found)
 
 
-def _cgroups(others: str) -> Iterator[str]:
+def _cgroups(others: str, ahead: set[int]) -> Iterator[str]:
     """Cgroups below one named dsec*, in every hierarchy, but for those that ``others`` speaks of."""
     tops = (
         [top for top in _CGROUPS.iterdir() if top.is_dir() and not top.is_symlink()]
@@ -216,16 +222,16 @@ def _cgroups(others: str) -> Iterator[str]:
         for folder, _, _ in os.walk(top):
             below = Path(folder).relative_to(_CGROUPS)
             name = next((part for part in below.parts if part.startswith("dsec")), "")
-            if name and name not in others and not _is_spare(Path(folder)):
+            if name and name not in others and not _is_spare(Path(folder), ahead):
                 yield str(below)
 
 
-def _is_spare(folder: Path) -> bool:
-    """An empty slot that a spawner keeps for its next sandbox; what is left of a spawner shows by the directory above."""
+def _is_spare(folder: Path, ahead: set[int]) -> bool:
+    """A slot that a spawner keeps for its next sandbox; what is left of a spawner shows by the directory above."""
     if not _SLOT.fullmatch(folder.name):
         return False
     try:
-        return not (folder / "cgroup.procs").read_text()
+        return {int(pid) for pid in (folder / "cgroup.procs").read_text().split()} <= ahead
     except OSError:
         return True  # gone meanwhile
 
