@@ -78,6 +78,7 @@ static bool hello(const struct request *q) {
     put_u32(&w, sv.pidns ? 1 : 0);
     send_frame(K_WELCOME, 0, q->channel, buf, w.len);
     greeted = true;
+    sv.spare_wanted = true;
     return true;
 }
 
@@ -85,13 +86,17 @@ static uint64_t micros(struct timeval t) { return (uint64_t)t.tv_sec * 1000000u 
 
 static void usage(uint32_t channel) {
     struct rusage ru;
+    struct tree_usage carried = {0};
     getrusage(RUSAGE_CHILDREN, &ru);
+    spares_carried(&carried);
+    execs_carried(&carried);
+    uint32_t processes = tree_count(), spares = spares_count();
     uint8_t buf[24];
     struct writer w = writer_of(buf, sizeof buf);
-    put_u32(&w, tree_count());
+    put_u32(&w, processes > spares ? processes - spares : 0);
     put_u32(&w, execs_kept());
-    put_u64(&w, micros(ru.ru_utime));
-    put_u64(&w, micros(ru.ru_stime));
+    put_u64(&w, micros(ru.ru_utime) + carried.user_us);
+    put_u64(&w, micros(ru.ru_stime) + carried.system_us);
     send_frame(K_USAGE_IS, 0, channel, buf, w.len);
 }
 

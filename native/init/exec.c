@@ -12,10 +12,19 @@
 #include "exec.h"
 #include "ids.h"
 
+#define LATEST 5000000ull            /* ns that STARTED may be held back */
+#define OBEY_WITHIN 10000000000ull   /* ns for a monitor to kill its tree, or to say that it cannot */
+
 static struct exec *actives, *all;
 static uint32_t kept, running;
 
 uint32_t execs_kept(void) { return kept; }
+
+void execs_carried(struct tree_usage *sum) {
+    for (const struct exec *e = all; e; e = e->all_next)
+        if (e->control.fd >= 0)
+            usage_join(sum, &e->monitor.before);
+}
 
 static struct exec *find(struct span id) {
     struct exec *e = all;
@@ -54,6 +63,8 @@ static struct exec *exec_new(const struct request *q) {
     memcpy(e->id, q->id.p, q->id.n);
     e->id_n = (uint8_t)q->id.n;
     e->pty = q->bits & EXEC_PTY;
+    e->late = exec_late(q);
+    e->announce_by = e->obeyed_by = NEVER;
     e->control.fd = e->in.io.fd = e->s[0].io.fd = e->s[1].io.fd = -1;
     e->s[0].ring.keep = e->s[1].ring.keep = (size_t)q->keep;
     e->s[1].done = e->pty;
@@ -79,9 +90,11 @@ static struct exec *releases;
 
 static void release_now(struct exec *e) {
     e->releasing = false;
-    if (e->control.fd >= 0 && !e->lost)
-        send(e->control.fd, "R", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-    io_close(&e->control);
+    if (e->control.fd < 0)
+        return;
+    io_leave(&e->control);
+    usage_join(&e->monitor.before, &e->usage);
+    spare_offer(&e->monitor);
 }
 
 /* Later, so that the monitor's exit does not compete with the EXIT frame for the processor. */
@@ -125,6 +138,12 @@ static void send_started(struct exec *e) {
     put_u64(&w, e->s[1].sent);
     send_frame(K_STARTED, 0, e->channel->id, buf, w.len);
     e->announced = true;
+    e->announce_by = NEVER;
+}
+
+void exec_announce(struct exec *e) {
+    if (e->channel && !e->announced)
+        send_started(e);
 }
 
 /* What refuses an EXEC before anything is made. */
@@ -174,6 +193,7 @@ void exec_detach(struct exec *e) {
         return;
     channel_free(e->channel);
     e->channel = NULL;
+    e->announce_by = NEVER;
     if (e->state == ENDED)
         deactivate(e);
 }
@@ -208,10 +228,17 @@ void exec_attach(const struct request *q) {
     e->channel = c;
     e->s[0].sent = clamp_offset(&e->s[0], q->a);
     e->s[1].sent = clamp_offset(&e->s[1], q->b);
-    e->announced = false;
+    e->announced = e->late = false;
     activate(e);
     if (e->pid || e->state != RUNNING)
         send_started(e);
+}
+
+static void order_kill(struct exec *e) {
+    char order = ORDER_KILL;
+    send(e->control.fd, &order, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (e->obeyed_by == NEVER)
+        e->obeyed_by = now_ns() + OBEY_WITHIN;
 }
 
 /* Asks the monitor, or where it is gone ends everything. */
@@ -222,7 +249,11 @@ static void ask_kill(struct exec *e, uint8_t reason) {
     if (e->lost)
         kill_everything();
     else
-        send(e->control.fd, "K", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        order_kill(e);
+}
+
+static int send_signal(const struct exec *e, uint32_t signo, bool group) {
+    return kill(group ? -e->pid : e->pid, (int)signo) == 0 ? 0 : errno;
 }
 
 static int deliver(struct exec *e, const struct request *q) {
@@ -234,9 +265,13 @@ static int deliver(struct exec *e, const struct request *q) {
     }
     if (e->kill_reason || e->reaped || sv.killing)
         return 0; /* it is being killed; its pid may not be its own any more */
-    if (!e->pid)
+    if (e->pid)
+        return send_signal(e, q->number, q->bits == 1);
+    if (e->early)
         return EAGAIN;
-    return kill(q->bits == 1 ? -e->pid : e->pid, (int)q->number) == 0 ? 0 : errno;
+    e->early = q->number;
+    e->early_group = q->bits == 1;
+    return 0;
 }
 
 static void answer(uint32_t channel, int err, const char *message) {
@@ -305,11 +340,16 @@ void exec_list(uint32_t channel) {
     sv.busy = true;
 }
 
+static uint64_t later(uint64_t t, uint64_t ns) {
+    return t == NEVER ? NEVER : t > NEVER - 1 - ns ? NEVER - 1 : t + ns;
+}
+
 void exec_shift(uint64_t ms) {
     uint64_t ns = ms > TIMEOUT_LIMIT ? TIMEOUT_LIMIT * 1000000u : ms * 1000000u;
-    for (struct exec *e = actives; e; e = e->next)
-        if (e->deadline != NEVER)
-            e->deadline = e->deadline > NEVER - 1 - ns ? NEVER - 1 : e->deadline + ns;
+    for (struct exec *e = actives; e; e = e->next) {
+        e->deadline = later(e->deadline, ns);
+        e->obeyed_by = later(e->obeyed_by, ns);
+    }
 }
 
 bool exec_input(struct exec *e, struct span data, bool end) { return input_add(e, data, end); }
@@ -318,13 +358,12 @@ bool exec_input(struct exec *e, struct span data, bool end) { return input_add(e
 static void leader_ended(struct exec *e, uint8_t how, int32_t code, uint8_t reason) {
     if (e->state != RUNNING)
         return;
-    if (e->channel && !e->announced)
-        send_started(e);
+    exec_announce(e);
     e->how = how;
     e->code = code;
     e->reason = reason;
     e->wall = now_ns() - e->started;
-    e->deadline = NEVER;
+    e->deadline = e->obeyed_by = NEVER;
     e->state = DRAINING;
     running--;
     streams_leader_ended(e);
@@ -342,22 +381,30 @@ static void ended_by_status(struct exec *e, int status, uint8_t reason) {
 
 static void started(struct exec *e, pid_t pid) {
     e->pid = pid;
-    if (e->channel)
-        send_started(e);
+    if (e->early && !e->kill_reason)
+        send_signal(e, e->early, e->early_group);
+    if (e->late)
+        e->announce_by = now_ns() + LATEST;
+    else
+        exec_announce(e);
 }
 
+static void ended(struct exec *e, const struct report *r, uint8_t reason) {
+    e->pid = r->pid;
+    e->usage = r->usage;
+    ended_by_status(e, r->value, reason);
+}
 
 static void handle(struct exec *e, const struct report *r) {
     switch (r->what) {
-    case REPORT_STARTED: started(e, r->value); break;
+    case REPORT_STARTED: started(e, r->pid); break;
     case REPORT_FAILED: leader_ended(e, 2, r->value, 0); break;
     case REPORT_ESCALATE: kill_everything(); break;
     case REPORT_ENDED:
-        if (e->kill_reason && !r->killed)
-            break; /* the kill was on its way: the monitor ends the rest of the tree and reports again */
-        e->usage = r->usage;
-        ended_by_status(e, r->value, r->killed ? (e->kill_reason ? e->kill_reason : 2) : 0);
+        if (!e->kill_reason) /* else the kill was on its way: the monitor ends the rest of the tree and reports again */
+            ended(e, r, 0);
         break;
+    case REPORT_KILLED: ended(e, r, e->kill_reason ? e->kill_reason : 2); break;
     default: break;
     }
 }
@@ -369,6 +416,7 @@ static void lose(struct exec *e) {
         return;
     }
     e->lost = true;
+    e->monitor.before = (struct tree_usage){0}; /* init reaps what it has used */
     io_close(&e->control);
     if (e->kill_reason || !e->pid)
         kill_everything();
@@ -422,9 +470,16 @@ void execs_all_dead(void) {
 }
 
 void execs_timers(uint64_t now) {
-    for (struct exec *e = actives; e; e = e->next)
+    for (struct exec *e = actives; e; e = e->next) {
+        if (e->announce_by <= now)
+            exec_announce(e);
         if (e->state == RUNNING && e->deadline <= now)
             ask_kill(e, 1);
+        if (e->obeyed_by <= now) { /* the monitor was stopped: only the sandbox's root can */
+            e->obeyed_by = NEVER;
+            kill_everything();
+        }
+    }
 }
 
 uint64_t execs_next_timer(void) {
@@ -432,6 +487,10 @@ uint64_t execs_next_timer(void) {
     for (struct exec *e = actives; e; e = e->next) {
         if (e->state == RUNNING && e->deadline < next)
             next = e->deadline;
+        if (e->obeyed_by < next)
+            next = e->obeyed_by;
+        if (e->announce_by < next)
+            next = e->announce_by;
         if (e->state == DRAINING && e->pty && e->grace < next && !e->s[0].done)
             next = e->grace;
     }

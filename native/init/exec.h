@@ -30,26 +30,35 @@ struct exec {
     uint8_t id[ID_LIMIT];
     uint8_t id_n;
     bool active, pty, lost;
+    bool late;                       /* STARTED may come with what follows it */
     bool announced;                  /* STARTED was sent on the channel */
     uint8_t kill_reason;             /* 0, 1 timeout, 2 SIGNAL: a kill was asked for */
     enum exec_state state;
-    pid_t pid, monitor;
+    pid_t pid;
+    struct monitor monitor;          /* its descriptor is in `control` */
     struct io control;
     struct stream s[2];
     struct input in;
     struct channel *channel;
     uint64_t started, deadline, grace;
+    uint64_t announce_by;            /* STARTED is sent at this time at the latest */
+    uint64_t obeyed_by;              /* a monitor that has not killed its tree by then has lost it */
     int64_t started_real;
     uint8_t how, reason;
     int32_t code;
+    uint32_t early;                  /* a signal that came before its pid was known */
+    bool early_group;
     bool reaped;                     /* init reaped the leader itself, with this status */
     int status;
     struct tree_usage usage;
     uint64_t wall;
 };
 
-/* start.c: returns 0 with pid of the monitor and descriptors set, or an errno. */
+/* start.c: returns 0 with the monitor and descriptors set, or an errno. */
 int exec_launch(struct exec *e, const struct request *q);
+
+/* exec.c */
+void exec_announce(struct exec *e);  /* before anything else is sent on its channel */
 
 /* stream.c */
 bool streams_pump(struct exec *e);

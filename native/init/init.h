@@ -69,10 +69,11 @@ struct server {
     bool killing;                    /* every process of the sandbox is being ended */
     uint64_t kill_again;             /* monotonic ns of the next round */
     struct op *ops;
+    bool spare_wanted;               /* an engine has come: its first command should find a monitor waiting */
     bool fresh;                      /* the connection is new: HELLO comes first */
     uint8_t *scratch;                /* SCRATCH bytes, given back to the kernel when idle */
     bool blocked;                    /* a source had to wait for the connection this turn */
-    bool busy;                       /* large buffers were touched since the last trim */
+    bool busy;                       /* there is memory, or a spare monitor, to give back when idle */
 };
 
 /* As getdents64 writes it; buffers of it are aligned for it. */
@@ -93,6 +94,7 @@ uint64_t now_ns(void);
 void io_watch(struct io *io, int fd, uint32_t events);   /* EPOLLIN and these */
 void io_want_out(struct io *io, bool want);     /* be told when it becomes writable, or not */
 void io_close(struct io *io);
+int io_leave(struct io *io);         /* no longer watched; the descriptor stays open */
 void io_move(struct io *to, struct io *from);   /* `from` may be freed afterwards */
 void shut_down(const char *why);
 
@@ -123,6 +125,9 @@ void op_cancel(struct op *op);
 bool ops_pump(void);
 
 /* exec.c */
+struct tree_usage {
+    uint64_t user_us, system_us, maxrss_kib;
+};
 void exec_start(const struct request *q);
 void exec_attach(const struct request *q);
 void exec_signal(const struct request *q);
@@ -140,18 +145,17 @@ void execs_reaped(pid_t pid, int status, const struct rusage *ru);
 void execs_all_dead(void);
 void execs_release(void);
 uint32_t execs_kept(void);
+void execs_carried(struct tree_usage *sum);   /* used before by monitors that now have an exec */
 void kill_everything(void);
 void drain_oldest(void);
 
 /* tree.c: process trees, by /proc */
-struct tree_usage {
-    uint64_t user_us, system_us, maxrss_kib;
-};
 /* Kills every process below the caller until none is left (true) or `until` (monotonic ns) has passed. */
 bool tree_kill(uint64_t until, pid_t leader, int *leader_status, struct tree_usage *usage);
 void tree_kill_once(void);
 uint32_t tree_count(void);
 void usage_add(struct tree_usage *u, const struct rusage *ru);
+void usage_join(struct tree_usage *u, const struct tree_usage *more);
 
 /* path.c: the file-system identity and resolution */
 int identity_enter(uint32_t uid, uint32_t gid);   /* 0, or -1 with errno */
@@ -191,7 +195,32 @@ void watch_start(const struct request *q);
 int remove_tree(int dirfd, const char *name);
 int walk_tree(int root, const struct stat *st, uint64_t max_bytes, uint32_t max_entries, int out);
 
+/* spare.c: monitors that wait for a command */
+struct monitor {
+    int control;
+    pid_t pid;
+    struct tree_usage before;        /* of its earlier commands: counted by init until init reaps it */
+};
+bool spare_take(struct monitor *m);
+void spare_offer(const struct monitor *m);    /* its command's end was recorded: it waits for another, or goes */
+void spare_make(void);
+void spares_let_go(void);
+void spares_reaped(pid_t pid);
+uint32_t spares_count(void);
+void spares_carried(struct tree_usage *sum);
+
+/* start.c */
+struct plan;
+struct plan *plan_new(const struct request *q);
+bool exec_late(const struct request *q);      /* STARTED may be held back */
+int monitor_fork(struct plan *first, struct monitor *m);   /* 0 or an errno; without a plan it waits for one */
+
 /* monitor.c */
+#define PLAN_MESSAGE 65536u          /* an EXEC payload up to this is handed to a waiting monitor */
+#define ORDER_GO 'R'                 /* the command's end was recorded: the monitor exits */
+#define ORDER_WAIT 'W'               /* as above; without a child left it waits for the next command */
+#define ORDER_KILL 'K'
+#define ORDER_RUN 'P'                /* then the EXEC payload; descriptors 0, 1 and 2 of the command come along */
 struct plan {
     char **argv, **envp;
     char *path;                      /* PATH of envp */
@@ -199,16 +228,16 @@ struct plan {
     uint32_t uid, gid, ngroups;
     gid_t groups[GROUPS_LIMIT];
     uint64_t nofile;
-    bool pty;
-    int in, out, err, control;
+    bool pty, late;
+    int in, out, err;
 };
-enum { REPORT_STARTED = 1, REPORT_FAILED, REPORT_ENDED, REPORT_ESCALATE };
+enum { REPORT_STARTED = 1, REPORT_FAILED, REPORT_ENDED, REPORT_KILLED, REPORT_ESCALATE, REPORT_WAITING };
 struct report {
     uint32_t what;
-    int32_t value;                   /* pid, errno, or wait status */
-    uint32_t killed;                 /* the whole tree was killed */
+    int32_t pid;                     /* of the command */
+    int32_t value;                   /* errno, or wait status */
     struct tree_usage usage;
 };
-_Noreturn void monitor_run(struct plan *p);
+_Noreturn void monitor_run(int control, struct plan *first);
 
 #endif

@@ -69,6 +69,13 @@ void io_close(struct io *io) {
     io->in = io->out = false;
 }
 
+int io_leave(struct io *io) {
+    int fd = io->fd;
+    epoll_ctl(sv.epoll, EPOLL_CTL_DEL, fd, NULL);
+    *io = (struct io){.fd = -1};
+    return fd;
+}
+
 void io_move(struct io *to, struct io *from) {
     *to = (struct io){.fd = from->fd, .in = true};
     control(EPOLL_CTL_MOD, to->fd, EPOLLIN | EPOLLET, to);
@@ -247,6 +254,7 @@ static void reap(void) {
             }
             return;
         }
+        spares_reaped(pid);
         execs_reaped(pid, status, &ru);
         workers_reaped(pid, status);
     }
@@ -272,6 +280,7 @@ static void kill_round(uint64_t now) {
 static void trim(void) {
     madvise(sv.scratch, SCRATCH, MADV_DONTNEED);
     conn_trim();
+    spares_let_go();
     trim_heap();
     sv.busy = false;
 }
@@ -344,7 +353,10 @@ static bool turn(void) {
     execs_release();
     if (connected && (conn_io()->fd < 0 || (sv.blocked && conn_can_send())))
         more = true;
-    return more || conn_more();
+    more |= conn_more();
+    if (!more)
+        spare_make();
+    return more;
 }
 
 int main(int argc, char **argv) {

@@ -1,5 +1,6 @@
-/* The monitor: parent of one command, subreaper of all it forks. It is a fork of init and reports on its control
- * socket; it is told R (release: the command's end was recorded) or K (kill the tree). End of file means that init died. */
+/* The monitor: parent of one command, subreaper of all it forks. It is a fork of init, reports on its control socket
+ * and takes orders from it. End of file means that init died, or lets a waiting monitor go. A monitor whose command
+ * has left no child behind can take the next one: a command changes only itself, never the monitor. */
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -19,51 +21,67 @@
 
 #define CONTROL 3
 #define RULES 4
+#define QUIET_NS 2000000l            /* a command that ends sooner is reported once, where that is allowed */
 #define KILL_FOR 2000000000ull       /* ns of killing before init is asked to end everything */
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-static void report(uint32_t what, int value, bool killed, const struct tree_usage *usage) {
-    struct report r = {.what = what, .value = value, .killed = killed};
+static void report(uint32_t what, pid_t pid, int value, const struct tree_usage *usage) {
+    struct report r = {.what = what, .pid = pid, .value = value};
     if (usage)
         r.usage = *usage;
     while (send(CONTROL, &r, sizeof r, MSG_NOSIGNAL) < 0 && errno == EINTR)
         ;
 }
 
-static void place_descriptors(const struct plan *p) {
+static void place_descriptors(int control, const struct plan *first) {
     int rules = sv.landlock;
-    if (rules == CONTROL || p->control <= RULES)
+    if (rules == CONTROL || control <= RULES)
         _exit(127);
-    dup2(p->in, 0);
-    dup2(p->out, 1);
-    dup2(p->err, 2);
-    dup3(p->control, CONTROL, O_CLOEXEC);
+    if (first) {
+        dup2(first->in, 0);
+        dup2(first->out, 1);
+        dup2(first->err, 2);
+    }
+    dup3(control, CONTROL, O_CLOEXEC);
     if (rules >= 0 && rules != RULES)
         dup3(rules, RULES, O_CLOEXEC);
-    unsigned first = rules >= 0 ? RULES + 1 : RULES;
-    if (syscall(SYS_close_range, first, ~0u, 0) != 0)
-        for (unsigned fd = first; fd < 65536; fd++)
+    unsigned rest = rules >= 0 ? RULES + 1 : RULES;
+    if (syscall(SYS_close_range, rest, ~0u, 0) != 0)
+        for (unsigned fd = rest; fd < 65536; fd++)
             close((int)fd);
 }
 
-static void write_oom(void) {
+/* The command inherits its oom_score_adj, so the monitor has it too for as long as it waits in vfork: a file of its own
+ * that it keeps open costs far less than the command's opening one. */
+struct oom {
+    int fd;
+    char own[16], command[16];
+};
+
+static struct oom oom_open(void) {
+    struct oom o = {.fd = -1};
     if (sv.oom == INT32_MIN)
-        return;
-    char text[16];
-    int n = snprintf(text, sizeof text, "%d", sv.oom);
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        ssize_t ignored = write(fd, text, (size_t)n);
-        (void)ignored;
-        close(fd);
+        return o;
+    snprintf(o.command, sizeof o.command, "%d", sv.oom);
+    o.fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
+    if (o.fd >= 0 && read(o.fd, o.own, sizeof o.own - 1) <= 0) {
+        close(o.fd);
+        o.fd = -1;
     }
+    return o;
 }
 
+static void oom_write(const struct oom *o, const char *value) {
+    ssize_t ignored = o->fd < 0 ? 0 : pwrite(o->fd, value, strlen(value), 0);
+    (void)ignored;
+}
+
+/* System calls, not the C library's functions: those expect threads, and this runs in memory that the monitor shares. */
 static bool become(const struct plan *p) {
     if (!sv.privileged)
         return true; /* init refused every other identity before */
-    return setgroups(p->ngroups, p->groups) == 0 && setresgid(p->gid, p->gid, p->gid) == 0 &&
-           setresuid(p->uid, p->uid, p->uid) == 0;
+    return syscall(SYS_setgroups, p->ngroups, p->groups) == 0 && syscall(SYS_setresgid, p->gid, p->gid, p->gid) == 0 &&
+           syscall(SYS_setresuid, p->uid, p->uid, p->uid) == 0;
 }
 
 static void limit_files(const struct plan *p) {
@@ -106,7 +124,6 @@ static int become_command(const struct plan *p, char *buf) {
     setsid();
     if (p->pty && ioctl(0, TIOCSCTTY, 0) != 0)
         return errno;
-    write_oom();
     limit_files(p);
     if (!become(p))
         return errno;
@@ -156,51 +173,115 @@ static bool command_ended(pid_t leader, int *status, struct tree_usage *usage) {
 static _Noreturn void kill_tree(pid_t leader, int status) {
     struct tree_usage usage = {0};
     if (!tree_kill(now_ns() + KILL_FOR, leader, &status, &usage)) {
-        report(REPORT_ESCALATE, 0, false, NULL);
+        report(REPORT_ESCALATE, 0, 0, NULL);
         tree_kill(NEVER, leader, &status, &usage);
     }
-    report(REPORT_ENDED, status, true, &usage);
+    report(REPORT_KILLED, leader, status, &usage);
     _exit(0);
 }
 
-static void follow(pid_t leader) {
+/* Reaps all that has ended. True: no child is left, and because orphans come back here no descendant either. */
+static bool childless(void) {
+    pid_t pid;
+    while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
+        ;
+    return pid < 0 && errno == ECHILD;
+}
+
+/* Until the end of the command was recorded and nothing of it is left; what it left running goes to init, with this
+ * process's end. */
+static void follow(pid_t leader, bool ended, bool told) {
     int status = SIGKILL;
-    bool ended = false;
+    const struct timespec quiet = {0, QUIET_NS};
     struct tree_usage usage = {0};
     sigset_t mask;
     sigemptyset(&mask);
     sigaddset(&mask, SIGTERM);
-    for (;;) {
+    for (bool waited = false;; waited = true) {
         if (!ended && command_ended(leader, &status, &usage)) {
-            ended = true;
-            report(REPORT_ENDED, status, false, &usage);
+            ended = told = true;
+            report(REPORT_ENDED, leader, status, &usage);
+        }
+        if (waited && !told) {
+            told = true;
+            report(REPORT_STARTED, leader, 0, NULL);
         }
         struct pollfd control = {.fd = CONTROL, .events = POLLIN};
-        if (ppoll(&control, 1, NULL, &mask) <= 0)
+        if (ppoll(&control, 1, told ? NULL : &quiet, &mask) <= 0)
             continue;
         char order = 0;
         ssize_t n = recv(CONTROL, &order, 1, MSG_DONTWAIT);
-        if (n == 1 && order == 'R')
-            _exit(0);
-        if (n == 0 || (n == 1 && order == 'K'))
+        if (n == 0 || (n == 1 && order == ORDER_KILL))
             kill_tree(leader, status);
+        if (n == 1 && order == ORDER_WAIT && childless())
+            return;
+        if (n == 1)
+            _exit(0);
     }
 }
 
-_Noreturn void monitor_run(struct plan *p) {
-    place_descriptors(p);
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    prctl(PR_SET_NAME, "monitor", 0, 0, 0);
-    int failed;
-    pid_t pid = start(p, &failed);
-    if (failed) {
-        report(REPORT_FAILED, failed, false, NULL);
-        _exit(0);
-    }
-    report(REPORT_STARTED, pid, false, NULL);
+static void close_streams(void) {
     close(0);
     close(1);
     close(2);
-    follow(pid);
-    _exit(0);
+}
+
+static void run(const struct plan *p, const struct oom *oom) {
+    int failed;
+    oom_write(oom, oom->command);
+    pid_t pid = start(p, &failed);
+    oom_write(oom, oom->own);
+    close_streams();
+    if (failed)
+        report(REPORT_FAILED, 0, failed, NULL);
+    else if (!p->late)
+        report(REPORT_STARTED, pid, 0, NULL);
+    follow(pid, failed, failed || !p->late);
+}
+
+/* Descriptors 0, 1 and 2 were free, so that is what the three became. */
+static bool placed(struct msghdr *m) {
+    const int wanted[3] = {0, 1, 2};
+    struct cmsghdr *c = CMSG_FIRSTHDR(m);
+    return !(m->msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && c && c->cmsg_type == SCM_RIGHTS &&
+           c->cmsg_len == CMSG_LEN(sizeof wanted) && memcmp(CMSG_DATA(c), wanted, sizeof wanted) == 0;
+}
+
+/* Waits for the next command. Anything but one ends this process. */
+static struct plan *next_plan(void) {
+    union {
+        struct cmsghdr head;
+        char space[CMSG_SPACE(3 * sizeof(int))];
+    } c;
+    struct iovec v = {sv.scratch, PLAN_MESSAGE + 1};
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &c, .msg_controllen = sizeof c};
+    ssize_t n;
+    while ((n = recvmsg(CONTROL, &m, 0)) < 0 && errno == EINTR)
+        ;
+    if (n < 2 || sv.scratch[0] != ORDER_RUN || !placed(&m))
+        _exit(0);
+    struct frame f = {.kind = K_EXEC, .payload = {sv.scratch + 1, (uint32_t)(n - 1)}};
+    struct request q;
+    struct plan *p = request_decode(&f, &q) == REQUEST_OK ? plan_new(&q) : NULL;
+    if (!p) {
+        report(REPORT_FAILED, 0, ENOMEM, NULL);
+        _exit(0);
+    }
+    if (n > 4096)
+        madvise(sv.scratch, SCRATCH, MADV_DONTNEED);
+    return p;
+}
+
+_Noreturn void monitor_run(int control, struct plan *first) {
+    place_descriptors(control, first);
+    struct oom oom = oom_open();
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    prctl(PR_SET_NAME, "monitor", 0, 0, 0);
+    if (!first)
+        close_streams();
+    for (struct plan *p = first ? first : next_plan();; p = next_plan()) {
+        run(p, &oom);
+        free(p);
+        report(REPORT_WAITING, 0, 0, NULL);
+    }
 }

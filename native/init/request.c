@@ -90,7 +90,7 @@ static void decode_exec(struct reader *r, struct request *q) {
     if (q->argv.size + q->env.size > ARGS_LIMIT + 8 * ITEMS_LIMIT ||
         q->argv.size - 4ull * q->argv.count + q->env.size - 4ull * q->env.count > ARGS_LIMIT)
         out_of_range(q, "argv and env have more than 196608 bytes");
-    if (q->bits & ~(EXEC_PTY | EXEC_STDIN))
+    if (q->bits & ~(EXEC_PTY | EXEC_STDIN | EXEC_LATE))
         out_of_range(q, "unknown exec flag");
     if (q->a > TIMEOUT_LIMIT)
         out_of_range(q, "timeout_ms is above 2^40");
@@ -252,6 +252,7 @@ enum verdict request_decode(const struct frame *f, struct request *q) {
     q->kind = f->kind;
     q->flags = f->flags;
     q->channel = f->channel;
+    q->payload = f->payload;
     if (f->kind == K_DATA ? (f->flags & ~FLAG_END) != 0 : f->flags != 0)
         return REQUEST_MALFORMED;
     struct reader r = reader_of(f->payload.p, f->payload.n);

@@ -16,6 +16,7 @@ enum code { CODE_ERRNO = 0, CODE_RANGE = 1, CODE_TYPE = 2, CODE_BOUND = 3, CODE_
 #define FLAG_END 0x80u
 #define EXEC_PTY 1u
 #define EXEC_STDIN 2u
+#define EXEC_LATE 4u                 /* STARTED may come with what follows it */
 #define WRITE_CREATE 1u
 #define WRITE_EXCLUSIVE 2u
 #define WRITE_APPEND 4u
@@ -46,6 +47,7 @@ struct request {
     uint8_t kind, flags;
     uint32_t channel;
     struct span id, path, other, data;   /* other: cwd, root, or the second path */
+    struct span payload;                 /* all of it, as it came */
     struct list argv, env, groups, ops;
     uint32_t uid, gid, bits, mode, number, owner, group, credit;
     uint16_t rows, cols;

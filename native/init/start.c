@@ -10,7 +10,7 @@
 #include "exec.h"
 
 struct ends {
-    int in[2], out[2], err[2], control[2];
+    int in[2], out[2], err[2];
 };
 
 static void copy_strings(struct list l, char **to, char **text) {
@@ -26,7 +26,7 @@ static void copy_strings(struct list l, char **to, char **text) {
 }
 
 /* One allocation: the plan, the pointer tables, the text. */
-static struct plan *plan_new(const struct request *q) {
+struct plan *plan_new(const struct request *q) {
     size_t pointers = ((size_t)q->argv.count + q->env.count + 2) * sizeof(char *);
     size_t text = q->argv.size + q->env.size;  /* each item gives up a 4-byte length for a NUL */
     struct plan *p = malloc(sizeof *p + pointers + text + 2);
@@ -50,8 +50,12 @@ static struct plan *plan_new(const struct request *q) {
         p->groups[i] = get_u32(&r);
     p->nofile = q->nofile;
     p->pty = q->bits & EXEC_PTY;
+    p->late = exec_late(q);
     return p;
 }
+
+/* Whoever sends input waits for STARTED. */
+bool exec_late(const struct request *q) { return (q->bits & (EXEC_LATE | EXEC_PTY | EXEC_STDIN)) == EXEC_LATE; }
 
 static void close_pair(int p[2]) {
     for (int i = 0; i < 2; i++)
@@ -80,9 +84,7 @@ static int open_terminal(struct ends *d, const struct request *q) {
 }
 
 static int open_ends(struct ends *d, const struct request *q) {
-    *d = (struct ends){{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}};
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, d->control) != 0)
-        return errno;
+    *d = (struct ends){{-1, -1}, {-1, -1}, {-1, -1}};
     if (q->bits & EXEC_PTY)
         return open_terminal(d, q);
     if (pipe2(d->out, O_CLOEXEC) != 0 || pipe2(d->err, O_CLOEXEC) != 0)
@@ -96,14 +98,6 @@ static void close_ends(struct ends *d) {
     close_pair(d->in);
     close_pair(d->out);
     close_pair(d->err);
-    close_pair(d->control);
-}
-
-static void aim(struct plan *p, const struct ends *d) {
-    p->control = d->control[1];
-    p->in = p->pty ? d->out[1] : d->in[0] >= 0 ? d->in[0] : 0;
-    p->out = d->out[1];
-    p->err = p->pty ? d->out[1] : d->err[1];
 }
 
 static void watch(struct io *io, int fd, uint32_t events) {
@@ -113,8 +107,7 @@ static void watch(struct io *io, int fd, uint32_t events) {
 
 /* Keeps init's ends and closes the command's. */
 static void keep_ends(struct exec *e, struct ends *d) {
-    io_watch(&e->control, d->control[0], 0);
-    close(d->control[1]);
+    io_watch(&e->control, e->monitor.control, 0);
     watch(&e->s[0].io, d->out[0], e->pty ? EPOLLOUT : 0);
     close(d->out[1]);
     if (d->err[0] >= 0) {
@@ -127,23 +120,77 @@ static void keep_ends(struct exec *e, struct ends *d) {
     }
 }
 
+int monitor_fork(struct plan *first, struct monitor *m) {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+        return errno;
+    *m = (struct monitor){.control = ends[0], .pid = fork()};
+    if (m->pid == 0)
+        monitor_run(ends[1], first);
+    int err = m->pid < 0 ? errno : 0;
+    close(ends[1]);
+    if (err)
+        close(ends[0]);
+    return err;
+}
+
+/* The descriptors of the command. Without standard input it reads init's own, which is /dev/null. */
+static void aim(int fds[3], const struct ends *d, bool pty) {
+    fds[0] = pty ? d->out[1] : d->in[0] >= 0 ? d->in[0] : 0;
+    fds[1] = d->out[1];
+    fds[2] = pty ? d->out[1] : d->err[1];
+}
+
+static bool hand_over(int control, const struct request *q, const int fds[3]) {
+    union {
+        struct cmsghdr head;
+        char space[CMSG_SPACE(3 * sizeof(int))];
+    } c;
+    char order = ORDER_RUN;
+    struct iovec v[2] = {{&order, 1}, {(void *)q->payload.p, q->payload.n}};
+    struct msghdr m = {.msg_iov = v, .msg_iovlen = 2, .msg_control = &c, .msg_controllen = sizeof c};
+    memset(&c, 0, sizeof c);
+    c.head.cmsg_level = SOL_SOCKET;
+    c.head.cmsg_type = SCM_RIGHTS;
+    c.head.cmsg_len = CMSG_LEN(3 * sizeof(int));
+    memcpy(CMSG_DATA(&c.head), fds, 3 * sizeof(int));
+    return sendmsg(control, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)(1 + q->payload.n);
+}
+
+/* To a monitor that waits. False: there is none that takes it. */
+static bool to_spare(struct exec *e, const struct request *q, const int fds[3]) {
+    while (q->payload.n <= PLAN_MESSAGE && spare_take(&e->monitor)) {
+        if (hand_over(e->monitor.control, q, fds))
+            return true;
+        close(e->monitor.control); /* it was killed, or the kernel refuses to carry descriptors: it goes */
+    }
+    return false;
+}
+
+/* To a monitor that is forked for it and inherits the plan and the descriptors. */
+static int to_new(struct exec *e, const struct request *q, const int fds[3]) {
+    struct plan *p = plan_new(q);
+    if (!p)
+        return ENOMEM;
+    p->in = fds[0];
+    p->out = fds[1];
+    p->err = fds[2];
+    int err = monitor_fork(p, &e->monitor);
+    free(p);
+    return err;
+}
+
 int exec_launch(struct exec *e, const struct request *q) {
     struct ends d;
-    struct plan *p = plan_new(q);
-    int err = p ? open_ends(&d, q) : ENOMEM;
-    if (!p)
-        return err;
+    int fds[3];
+    int err = open_ends(&d, q);
     if (err == 0) {
-        aim(p, &d);
-        e->monitor = fork();
-        if (e->monitor == 0)
-            monitor_run(p);
-        err = e->monitor < 0 ? errno : 0;
+        aim(fds, &d, e->pty);
+        err = to_spare(e, q, fds) ? 0 : to_new(e, q, fds);
     }
     if (err)
         close_ends(&d);
     else
         keep_ends(e, &d);
-    free(p);
     return err;
 }

@@ -83,6 +83,7 @@ static bool send_kept(struct exec *e, struct stream *s) {
         n = (size_t)e->channel->credit;
     if (n == 0)
         return false;
+    exec_announce(e);
     send_data(e->channel->id, number_of(e, s), &s->sent, p, n);
     e->channel->credit -= n;
     s->sent += n;
@@ -118,6 +119,7 @@ static void took(struct exec *e, struct stream *s, size_t n) {
     uint64_t at = s->total;
     s->total += n;
     if (e->channel) {
+        exec_announce(e);
         send_data(e->channel->id, number_of(e, s), &at, sv.scratch, n);
         e->channel->credit -= n;
         s->sent = s->total;
@@ -221,6 +223,7 @@ static void give_back(struct exec *e, size_t n) {
         n = missing;
     if (n == 0)
         return;
+    exec_announce(e);
     uint8_t buf[4];
     struct writer w = writer_of(buf, sizeof buf);
     put_u32(&w, (uint32_t)n);

@@ -15,9 +15,18 @@
 #include "init.h"
 
 #define PIDS_LIMIT 262144u
+#define HELD_LIMIT 4096u             /* descriptors of processes held at once */
+#define TOP UINT32_MAX               /* `above` of the caller's own children */
+
+/* A process below the caller, after its parent in the list. */
+struct member {
+    pid_t pid;
+    uint32_t above;                  /* index of its parent */
+    int fd;
+};
 
 struct pids {
-    pid_t *p;
+    struct member *p;
     uint32_t n, cap;
 };
 
@@ -27,16 +36,16 @@ struct names {
     long n, at;
 };
 
-static bool pids_add(struct pids *l, pid_t pid) {
+static bool pids_add(struct pids *l, pid_t pid, uint32_t above) {
     if (l->n == l->cap) {
         uint32_t cap = l->cap ? l->cap * 2 : 64;
-        pid_t *grown = cap > PIDS_LIMIT ? NULL : realloc(l->p, cap * sizeof *grown);
+        struct member *grown = cap > PIDS_LIMIT ? NULL : realloc(l->p, cap * sizeof *grown);
         if (!grown)
             return false;
         l->p = grown;
         l->cap = cap;
     }
-    l->p[l->n++] = pid;
+    l->p[l->n++] = (struct member){pid, above, -1};
     return true;
 }
 
@@ -65,7 +74,7 @@ static pid_t names_next(struct names *d) {
 }
 
 /* Adds the children listed in one `children` file; false when it cannot be opened. */
-static bool add_children_file(struct pids *l, const char *path) {
+static bool add_children_file(struct pids *l, const char *path, uint32_t above) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
@@ -76,7 +85,7 @@ static bool add_children_file(struct pids *l, const char *path) {
             if (buf[i] >= '0' && buf[i] <= '9') {
                 pid = pid * 10 + (buf[i] - '0');
             } else if (pid) {
-                pids_add(l, pid);
+                pids_add(l, pid, above);
                 pid = 0;
             }
         }
@@ -85,7 +94,7 @@ static bool add_children_file(struct pids *l, const char *path) {
     return true;
 }
 
-static bool add_children(struct pids *l, pid_t parent) {
+static bool add_children(struct pids *l, pid_t parent, uint32_t above) {
     char path[64];
     struct names tasks;
     snprintf(path, sizeof path, "/proc/%d/task", (int)parent);
@@ -94,7 +103,7 @@ static bool add_children(struct pids *l, pid_t parent) {
     bool any = false;
     for (pid_t tid; (tid = names_next(&tasks));) {
         snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)parent, (int)tid);
-        any |= add_children_file(l, path);
+        any |= add_children_file(l, path, above);
     }
     return any;
 }
@@ -113,42 +122,72 @@ static pid_t parent_in_stat(pid_t pid) {
     return p && strlen(p) > 4 ? (pid_t)atoi(p + 4) : 0;
 }
 
-/* Where the kernel has no `children` files: parents of all processes, then the closure below `root`. */
+/* Where the kernel has no `children` files: parents of all processes, then the closure below `root`. There `above` is
+ * the parent's number. */
 static void scan_all(struct pids *l, pid_t root) {
-    struct pids all = {0}, parents = {0};
+    struct pids all = {0};
     struct names proc;
     if (!names_open(&proc, "/proc"))
         return;
     for (pid_t pid; (pid = names_next(&proc));) {
         pid_t parent = parent_in_stat(pid);
-        if (parent && pids_add(&all, pid) && !pids_add(&parents, parent))
-            all.n--;
+        if (parent)
+            pids_add(&all, pid, (uint32_t)parent);
     }
     for (uint32_t done = 0; done <= l->n; done++) {
-        pid_t above = done == 0 ? root : l->p[done - 1];
+        pid_t above = done == 0 ? root : l->p[done - 1].pid;
         for (uint32_t i = 0; i < all.n; i++)
-            if (parents.p[i] == above)
-                pids_add(l, all.p[i]);
+            if (all.p[i].above == (uint32_t)above)
+                pids_add(l, all.p[i].pid, done == 0 ? TOP : done - 1);
     }
     free(all.p);
-    free(parents.p);
 }
 
 static struct pids below(pid_t root) {
     struct pids l = {0};
-    if (!add_children(&l, root)) {
+    if (!add_children(&l, root, TOP)) {
         scan_all(&l, root);
         return l;
     }
     for (uint32_t i = 0; i < l.n; i++)
-        add_children(&l, l.p[i]);
+        add_children(&l, l.p[i].pid, i);
     return l;
 }
 
+/* Not ended, or at least not reaped: its number is its own. */
+static bool lasts(int fd) { return syscall(SYS_pidfd_send_signal, fd, 0, NULL, 0) == 0 || errno != ESRCH; }
+
+/* A descriptor of a process that is surely the child of a held one (or of one of our own children, whose numbers are
+ * their own because nobody else reaps them), or -1. The number may be another process's by now: so what it is is read
+ * between opening it and seeing that it and its parent were still there. */
+static int hold(const struct pids *l, const struct member *m) {
+    const struct member *parent = &l->p[m->above];
+    if (parent->above != TOP && parent->fd < 0)
+        return -1;
+    int fd = (int)syscall(SYS_pidfd_open, m->pid, 0);
+    if (fd < 0)
+        return -1;
+    if (parent_in_stat(m->pid) == parent->pid && lasts(fd) && (parent->above == TOP || lasts(parent->fd)))
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* What cannot be held now (it changed meanwhile, or there are too many) becomes our own child when its parents are dead. */
 void tree_kill_once(void) {
     struct pids l = below(getpid());
-    for (uint32_t i = 0; i < l.n; i++)
-        kill(l.p[i], SIGKILL);
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < l.n && held < HELD_LIMIT; i++)
+        if (l.p[i].above != TOP && (l.p[i].fd = hold(&l, &l.p[i])) >= 0)
+            held++;
+    for (uint32_t i = 0; i < l.n; i++) {
+        if (l.p[i].above == TOP)
+            kill(l.p[i].pid, SIGKILL);
+        if (l.p[i].fd < 0)
+            continue;
+        syscall(SYS_pidfd_send_signal, l.p[i].fd, SIGKILL, NULL, 0);
+        close(l.p[i].fd);
+    }
     free(l.p);
 }
 
@@ -177,6 +216,13 @@ void usage_add(struct tree_usage *u, const struct rusage *ru) {
     u->system_us += micros(ru->ru_stime);
     if ((uint64_t)ru->ru_maxrss > u->maxrss_kib)
         u->maxrss_kib = (uint64_t)ru->ru_maxrss;
+}
+
+void usage_join(struct tree_usage *u, const struct tree_usage *more) {
+    u->user_us += more->user_us;
+    u->system_us += more->system_us;
+    if (more->maxrss_kib > u->maxrss_kib)
+        u->maxrss_kib = more->maxrss_kib;
 }
 
 /* Reaps what has ended. False: there is no child. */

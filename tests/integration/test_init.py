@@ -740,6 +740,203 @@ def test_two_hundred_commands_at_once(engine: Engine) -> None:
         assert (ended.stdout, ended.exit.code) == (b"%d\n" % n, n)
 
 
+# --- monitors that wait ------------------------------------------------------------------------------------------
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, waiting monitors included."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def late(message: guest.Exec, channel: int) -> bytes:
+    """An EXEC whose STARTED may come late."""
+    frame = bytearray(message.frame(channel))
+    frame[-36] |= 4  # flags; rows, cols, timeout_ms, keep, nofile and credit follow
+    return bytes(frame)
+
+
+def parent(engine: Engine, **options: object) -> int:
+    return int(engine.run("sh", "-c", "echo $PPID", **options).stdout)
+
+
+def settled(engine: Engine, **options: object) -> int:
+    """The monitor that takes one command after another.  It has the time to say that it waits."""
+    before = parent(engine, **options)
+    for _ in range(50):
+        time.sleep(0.02)
+        now = parent(engine, **options)
+        if now == before:
+            return now
+        before = now
+    raise AssertionError("no monitor takes a second command")
+
+
+@pytest.mark.needs_root
+def test_nothing_carries_over_from_one_command_of_a_monitor_to_the_next(binary: Path, tmp_path: Path) -> None:
+    dirty = (
+        "import os,resource,signal,sys\n"
+        "os.umask(0o777); os.chdir('/tmp'); os.nice(5)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20)); resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "open('/proc/self/oom_score_adj', 'w').write('900')\n"
+        "print(os.getppid())"
+    )
+    clean = (
+        "echo $PPID; id -u; id -g; id -G; umask; pwd; ulimit -n; ulimit -c; env | sort; nice;"
+        "grep -E 'SigBlk|SigIgn|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/self/oom_score_adj;"
+        "echo $(ls /proc/self/fd)"
+    )
+    other = {
+        "uid": 12345,
+        "gid": 23456,
+        "groups": (7, 8),
+        "cwd": b"/usr",
+        "nofile": 99,
+        "env": (*ENV, b"X=1"),
+    }
+    with running(binary, tmp_path, "--oom", "300") as init, init.connect() as engine:
+        first = engine.run("sh", "-c", clean, nofile=64).stdout.decode().split("\n")
+        monitor = settled(engine)
+        own = Path(f"/proc/{monitor}/oom_score_adj").read_text()
+        for options in (other, {}):
+            time.sleep(0.05)
+            assert int(engine.run("python3", "-S", "-c", dirty, **options).stdout) == monitor
+            time.sleep(0.05)
+            after = engine.run("sh", "-c", clean, nofile=64).stdout.decode().split("\n")
+            assert (int(after[0]), after[1:]) == (monitor, first[1:])
+        assert "300" in first
+        assert own.strip() != "300"
+        assert Path(f"/proc/{monitor}/oom_score_adj").read_text() == own
+        assert Path(f"/proc/{monitor}/cwd").readlink() == Path("/")
+        assert len(os.listdir(f"/proc/{monitor}/fd")) <= 3
+
+
+def test_monitor_starts_every_command_clean(init: Init) -> None:
+    with init.connect() as engine:
+        monitor = settled(engine)
+        test_command_starts_clean(engine)
+        assert monitor in children(init.process.pid)
+
+
+def test_scoped_commands_do_not_add_up(binary: Path, tmp_path: Path) -> None:
+    """More than the 16 Landlock domains that a process can be in."""
+    with running(binary, tmp_path, "--scope-signals") as init:
+        if until(lambda: init.process.poll() is not None, 0.2):
+            pytest.skip("this kernel cannot scope signals")
+        with init.connect() as engine:
+            monitor = settled(engine)
+            for _ in range(20):
+                time.sleep(0.01)
+                got = engine.run("sh", "-c", "kill -9 $PPID || echo $PPID")
+                assert got.stdout == b"%d\n" % monitor
+
+
+def test_monitor_of_a_command_that_left_something_takes_no_other(init: Init, home: Path) -> None:
+    with init.connect() as engine:
+        monitor = settled(engine)
+        time.sleep(0.05)
+        got = engine.run("sh", "-c", f"echo $PPID; sleep 300 >/dev/null 2>&1 & echo $! > {home}/pid")
+        assert int(got.stdout) == monitor
+        orphan = int((home / "pid").read_text())
+        assert until(lambda: orphan in children(init.process.pid))
+        assert until(lambda: monitor not in children(init.process.pid))
+        assert engine.run("sleep", "60", timeout_ms=100).outcome == (1, 9, 1)
+        assert parent(engine) != monitor
+        os.kill(orphan, signal.SIGKILL)
+
+
+def test_waiting_monitor_that_is_killed_only_delays(init: Init) -> None:
+    with init.connect() as engine:
+        assert until(lambda: len(children(init.process.pid)) == 1)
+        for _ in range(3):
+            for pid in children(init.process.pid):
+                os.kill(pid, signal.SIGKILL)
+            assert until(lambda: children(init.process.pid) == [])
+            assert engine.run("echo", "x").stdout == b"x\n"
+            time.sleep(0.05)
+    init.assert_well()
+
+
+def test_waiting_monitors_are_few_uncounted_and_let_go(init: Init) -> None:
+    with init.connect() as engine:
+        for channel in [engine.ask(command("sleep", "0.3")) for _ in range(12)]:
+            assert engine.ended(channel).outcome == (0, 0, 0)
+        assert until(lambda: engine.take(engine.ask(guest.Usage()), guest.UsageIs).processes == 0)
+        assert 1 <= len(children(init.process.pid)) <= 2
+        used = engine.take(engine.ask(guest.Usage()), guest.UsageIs)
+        assert until(lambda: children(init.process.pid) == [])
+        later = engine.take(engine.ask(guest.Usage()), guest.UsageIs)
+        assert later.user_us + later.system_us >= used.user_us + used.system_us > 0
+        assert engine.run("echo", "x").stdout == b"x\n"
+
+
+def test_large_commands_start_whether_or_not_a_monitor_waits(engine: Engine) -> None:
+    for size in (10, 60_000, 70_000, 120_000, 5):
+        got = engine.run("printf", "%s", "a" * size, env=(*ENV, b"B=" + b"b" * (size // 2)))
+        assert got.stdout == b"a" * size
+        time.sleep(0.02)
+
+
+def test_identity_is_kept_across_terminal_input_and_plain_commands(engine: Engine) -> None:
+    for flags in (0, 1, 2, 3, 0):
+        got = engine.ask(command("sh", "-c", "test -t 1 && echo tty; exit 4", flags=flags))
+        ended = engine.ended(got)
+        assert (ended.outcome, b"tty" in ended.stdout) == ((0, 4, 0), bool(flags & 1))
+        time.sleep(0.02)
+
+
+def test_late_start_comes_with_what_follows(engine: Engine) -> None:
+    for _ in range(3):
+        channel = engine.fresh()
+        engine.sock.sendall(late(command("sh", "-c", "echo out; exit 3"), channel))
+        ended = engine.ended(channel)
+        assert (ended.outcome, ended.stdout) == ((0, 3, 0), b"out\n")
+        assert ended.started.pid > 1
+    never = engine.fresh()
+    engine.sock.sendall(late(command("/does/not/exist"), never))
+    assert engine.take(never, guest.Started).pid == 0
+    assert engine.ended(never, guest.Started(0, 0, 0)).outcome == (2, 2, 0)
+    slow = engine.fresh()
+    engine.sock.sendall(late(command("sleep", "60", id=b"slow"), slow))
+    started = engine.take(slow, guest.Started)  # nothing else follows
+    engine.take(engine.ask(guest.Signal(b"slow", signal.SIGTERM, 0)), guest.Ok)
+    assert engine.ended(slow, started).outcome == (1, signal.SIGTERM, 0)
+    attached = engine.fresh()
+    engine.sock.sendall(late(command("sleep", "60", id=b"attached"), attached))
+    engine.sock.sendall(guest.Attach(b"attached", 0, 0, 1000).frame(engine.fresh()))
+    assert engine.take(engine.channel, guest.Started).pid > 1
+    engine.take(engine.ask(guest.Signal(b"attached", 9, 2)), guest.Ok)
+
+
+@pytest.mark.parametrize("scope", [0, 1, 2])
+@pytest.mark.parametrize("flag", [0, 4])
+def test_signal_that_comes_with_its_command(engine: Engine, scope: int, flag: int) -> None:
+    """Before anybody was told of the start, with a monitor that waits and without."""
+    for _ in range(3):
+        message = command("sleep", "60")
+        channel, answer = engine.fresh(), engine.fresh()
+        frame = late(message, channel) if flag else message.frame(channel)
+        engine.sock.sendall(frame + guest.Signal(message.id, 9, scope).frame(answer))
+        engine.take(answer, guest.Ok)
+        assert engine.ended(channel).outcome == (1, 9, 2 if scope == 2 else 0)
+
+
+@pytest.mark.slow
+def test_stopped_monitor_does_not_stop_a_timeout(init: Init, home: Path) -> None:
+    marker = f"DSEC_MARK={home}"
+    with init.connect() as engine:
+        script = "kill -STOP $PPID; sleep 60"
+        got = engine.run("sh", "-c", script, timeout_ms=100, env=(*ENV, marker.encode()))
+        assert got.outcome == (1, signal.SIGKILL, 3)
+        assert marked(marker) == []
+        assert engine.run("echo", "x").stdout == b"x\n"
+
+
 # --- files -------------------------------------------------------------------------------------------------------
 
 ME = (os.getuid(), os.getgid())
