@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft, Finding, Record
 from dsec.model.sandbox import SandboxInfo, State
+
+
+class Receipt(NamedTuple):
+    """Where a record was stored: its number in its chain, when (seconds since the epoch), and its digest."""
+
+    seq: int
+    at: float
+    digest: str
 
 
 class Journal(ABC):
@@ -19,7 +28,7 @@ class Journal(ABC):
     """
 
     @abstractmethod
-    async def append(self, *drafts: Draft) -> tuple[Record, ...]:
+    async def append(self, *drafts: Draft) -> tuple[Receipt, ...]:
         """Store all or none."""
 
     @abstractmethod

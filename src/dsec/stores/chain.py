@@ -6,10 +6,10 @@ the chain still be checked) and the digest of the record before it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from dsec.errors import BadRequest, StoreDamaged, TooLarge
@@ -22,23 +22,21 @@ MAX_NAME: Final = 256
 
 _CHAIN: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _UNFIT: Final = re.compile("[\0\ud800-\udfff]")
-# ASCII only: lone surrogates (undecodable bytes of a path or an argument) survive as escapes.
-_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def _one_shot() -> Callable[[object, int], Iterable[str]]:
-    """The encoder that ``_ENCODER.encode`` would set up anew for every payload, where Python has it in C."""
+def _encoder() -> Callable[[object], str]:
+    """Canonical JSON: sorted keys, no spaces, ASCII only: lone surrogates (undecodable bytes of a path) stay as escapes."""
+    slow = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     make: Any = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
-        return lambda payload, _: (_ENCODER.encode(payload),)
+        return slow.encode
+    # What `slow.encode` would set up anew for every value.
     escape = json.encoder.encode_basestring_ascii
-    encode: Callable[[object, int], Iterable[str]] = make(
-        None, _ENCODER.default, escape, None, ":", ",", True, False, False
-    )
-    return encode
+    parts = make(None, slow.default, escape, None, ":", ",", True, False, False)
+    return lambda value: "".join(parts(value, 0))
 
 
-_ENCODE: Final = _one_shot()
+canonical: Final = _encoder()
 
 
 class Prepared(NamedTuple):
@@ -63,7 +61,7 @@ def prepare(draft: Draft) -> Prepared:
         for name, text in (("act", draft.act), ("ref", draft.ref), ("actor", draft.actor)):
             _check_name(name, text)
     payload = encode(draft.payload)
-    return tuple.__new__(Prepared, (draft, payload, hashlib.sha256(payload).digest()))
+    return tuple.__new__(Prepared, (draft, payload, sha256(payload).digest()))
 
 
 def encode(payload: Mapping[str, Json]) -> bytes:
@@ -74,7 +72,7 @@ def encode(payload: Mapping[str, Json]) -> bytes:
         TooLarge: over 64 KiB.
     """
     try:
-        data = "".join(_ENCODE(payload if type(payload) is dict else dict(payload), 0)).encode("ascii")
+        data = canonical(payload if type(payload) is dict else dict(payload)).encode("ascii")
     except (TypeError, ValueError, RecursionError) as exc:
         raise BadRequest(f"payload: not JSON: {exc}") from exc
     if len(data) > MAX_PAYLOAD:
@@ -110,12 +108,12 @@ def link_fields(
 ) -> bytes:
     """As :func:`link`, from stored fields: chain, seq, at, act, phase, ref, actor."""
     chain, seq, at, act, phase, ref, actor = fields
-    # Every text has its length before it: no two lists of fields give the same bytes.
-    head = (
-        f"{VERSION},{seq},{at},{len(chain)}:{chain},{len(act)}:{act},{len(phase)}:{phase},"
-        f"{len(ref)}:{ref},{len(actor)}:{actor},{len(payload_digest)},{len(previous)};"
+    # The length of every text comes first: no two lists of fields give the same bytes. The digests have 32 bytes each.
+    text = (
+        f"{VERSION},{seq},{at},{len(chain)},{len(act)},{len(phase)},{len(ref)},{len(actor)};"
+        f"{chain}{act}{phase}{ref}{actor}"
     )
-    return hashlib.sha256(head.encode("utf-8", "surrogateescape") + payload_digest + previous).digest()
+    return sha256(text.encode("utf-8", "surrogateescape") + payload_digest + previous).digest()
 
 
 def _check_name(name: str, text: str) -> None:

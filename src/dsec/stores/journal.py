@@ -10,7 +10,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,7 @@ from dsec.errors import BadRequest, Conflict, NotFound, StorageFull, StoreDamage
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft, Finding, Json, Phase, Record
 from dsec.model.sandbox import SandboxInfo, State
-from dsec.ports.journal import Journal, Sandboxes
+from dsec.ports.journal import Journal, Receipt, Sandboxes
 from dsec.stores import checkpoints, schema
 from dsec.stores import journal_sql as sql
 from dsec.stores.audit import Sources, audit
@@ -31,7 +30,7 @@ from dsec.stores.keeper import Keeper, Pace
 from dsec.stores.ledger import Head, Ledger
 from dsec.stores.living import ENDED, Living
 from dsec.stores.living import Row as LivingRow
-from dsec.stores.sandbox_codec import clean_reason, from_row, to_row
+from dsec.stores.sandbox_codec import changed, clean_reason, from_row, to_row
 from dsec.stores.schema import Durability, translated
 from dsec.stores.writer import Writer
 
@@ -92,11 +91,11 @@ class SqliteStore(Journal, Sandboxes):
             self._closed = True
             await to_thread.run_sync(self._parts.close)
 
-    async def append(self, *drafts: Draft) -> tuple[Record, ...]:
+    async def append(self, *drafts: Draft) -> tuple[Receipt, ...]:
         if len(drafts) == 1:
             one = prepare(drafts[0])
             job = partial(self._ledger.append, one)
-            return (_told(one, await self._writer.run(job, size=len(one.payload), lone=one.draft.chain)),)
+            return (_receipt(await self._writer.run(job, size=len(one.payload), lone=one.draft.chain)),)
         if len(drafts) > MAX_DRAFTS:
             raise TooLarge(f"{len(drafts)} records at once, the bound is {MAX_DRAFTS}")
         prepared = [prepare(draft) for draft in drafts]
@@ -104,7 +103,7 @@ class SqliteStore(Journal, Sandboxes):
             return ()
         size = sum(len(one.payload) for one in prepared)
         heads = await self._writer.run(lambda: list(map(self._ledger.append, prepared)), size=size)
-        return tuple(map(_told, prepared, heads))
+        return tuple(map(_receipt, heads))
 
     async def read(self, chain: str, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
         _check_limit(limit)
@@ -156,7 +155,7 @@ class SqliteStore(Journal, Sandboxes):
                 )
             ended = (before.ended_at or self._now()) if to in ENDED else 0.0
             return self._change(
-                row, replace(before, state=to, ended_at=ended, reason=words or before.reason), prepared
+                row, changed(before, state=to, ended_at=ended, reason=words or before.reason), prepared
             )
 
         return await self._writer.run(job, size=len(prepared.payload))
@@ -168,7 +167,7 @@ class SqliteStore(Journal, Sandboxes):
 
         def job() -> SandboxInfo:
             row = self._row(sandbox)
-            return self._change(row, replace(row[1], expires_at=float(at)), prepared)
+            return self._change(row, changed(row[1], expires_at=float(at)), prepared)
 
         return await self._writer.run(job, size=len(prepared.payload))
 
@@ -298,9 +297,7 @@ class _Parts:
             self.reader = stack.enter_context(
                 contextlib.closing(schema.connect(files.database, read_only=True))
             )
-            side, pin = (
-                stack.enter_context(contextlib.closing(schema.connect(files.database))) for _ in range(2)
-            )
+            side = stack.enter_context(contextlib.closing(schema.connect(files.database)))
             with translated():
                 self.ledger = Ledger(self.db, now)
                 self.ledger.recover()
@@ -311,7 +308,10 @@ class _Parts:
             )
             self.living = Living()
             self.writer = Writer(self.db, self.ledger, self.living, inline=durability == "process")
-            self.keeper = keeper = Keeper(side, pin, self.writer, self.ledger, file, pace=pace, now=now)
+            stack.callback(self.writer.release)  # an open read would keep the connection open
+            with translated():
+                self.writer.hold()
+            self.keeper = keeper = Keeper(side, self.writer, self.ledger, file, pace=pace, now=now)
             self.writer.tell(keeper.committed)
             if torn:
                 self._cut(files.checkpoints, torn)
@@ -357,20 +357,8 @@ def _check_limit(limit: int) -> None:
         raise BadRequest(f"limit: {limit} is not from 0 to {MAX_READ}")
 
 
-def _told(prepared: Prepared, head: Head) -> Record:
-    """What was appended, as it would be read."""
-    draft = prepared.draft
-    return Record(
-        chain=draft.chain,
-        seq=head.seq,
-        at=head.at / 1_000_000,
-        act=draft.act,
-        phase=draft.phase,
-        ref=draft.ref,
-        actor=draft.actor,
-        payload=draft.payload,
-        digest=head.digest.hex(),
-    )
+def _receipt(head: Head) -> Receipt:
+    return Receipt(head.seq, head.at / 1_000_000, head.digest.hex())
 
 
 def record_of(chain: str, row: tuple[Any, ...]) -> Record:

@@ -45,14 +45,12 @@ class Keeper:
 
     Args:
         db: a connection of its own.
-        pin: another one.
         now: seconds since the epoch.
     """
 
     def __init__(
         self,
         db: sqlite3.Connection,
-        pin: sqlite3.Connection,
         writer: Writer,
         ledger: Ledger,
         file: CheckpointFile,
@@ -61,7 +59,6 @@ class Keeper:
         now: Callable[[], float],
     ) -> None:
         self._db = db
-        self._pin = pin
         self._writer = writer
         self._ledger = ledger
         self._file = file
@@ -124,23 +121,21 @@ class Keeper:
     def shorten(self) -> None:
         """Move the write-ahead log into the database and begin the log anew.
 
-        The bulk is moved while appends go on. A reader is held open meanwhile: else an append, on the event loop's
-        thread, could be the one that begins the log anew, and would wait for the disk. That commit is made here.
+        The bulk is moved while appends go on; they wait only for the rest of it. The commit that begins the log waits for
+        the disk: it is made here, on this thread.
         """
         with translated():
-            self._pin.execute("BEGIN")
-            try:
-                self._pin.execute("SELECT number FROM mark").fetchall()
-                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            except BaseException:
-                self._pin.execute("ROLLBACK")
-                raise
+            with self._writer.alone():
+                self._writer.hold()  # as of now: what was written before can be moved
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             with self._writer.alone() as db:
-                self._pin.execute("COMMIT")
-                busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-                if not busy:
-                    begin_log(db)
-                # Busy: somebody reads an older state. The log grows on, and is looked at again after as much.
+                self._writer.release()
+                try:
+                    busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+                    if not busy:  # else somebody reads an older state: the log grows on until the next try
+                        begin_log(db)
+                finally:
+                    self._writer.hold()
                 self._begin_at = self._log_bytes() + self._pace.wal_bytes
 
     def _nudge(self) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import SandboxInfo, State
 
-ENDED: Final = frozenset({State.GONE, State.FAILED})
+ENDED: Final = (State.GONE, State.FAILED)  # a tuple: no member of an enumeration need be hashed
 
 Row = tuple[int, SandboxInfo]
 """The number of its chain, and the sandbox."""

@@ -12,12 +12,14 @@ from typing import Any, Final
 from dsec.errors import BadRequest, DsecError, StoreDamaged, TooLarge
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Flag, Level, Limits, SandboxInfo, SandboxSpec, State, Volume
+from dsec.stores.chain import canonical
 
 MAX_SPEC: Final = 2**20
 MAX_REASON: Final = 4096
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _LIMITS: Final = tuple(Limits.__dataclass_fields__)
 _limits_of: Final = attrgetter(*_LIMITS)
+_FIELDS: Final = tuple(SandboxInfo.__dataclass_fields__)
+_fields_of: Final = attrgetter(*_FIELDS)
 
 Row = tuple[str, str, float, float, str, float, str, bytes, str, float, str, str]
 """Name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec."""
@@ -27,7 +29,7 @@ def spec_to_json(spec: SandboxSpec) -> str:
     """Every field of a specification, as ASCII JSON.  Raises: TooLarge: over 1 MiB."""
     limits = spec.limits
     value = {
-        "level": str(spec.level),
+        "level": spec.level.value,
         "base": spec.base,
         "limits": dict(zip(_LIMITS, _limits_of(limits), strict=True)),
         "ttl": spec.ttl,
@@ -37,7 +39,7 @@ def spec_to_json(spec: SandboxSpec) -> str:
         "volumes": [[str(volume.source), volume.target, volume.read_only] for volume in spec.volumes],
         "labels": dict(spec.labels),
     }
-    text = _ENCODER.encode(value)
+    text = canonical(value)
     if len(text) > MAX_SPEC:
         raise TooLarge(
             f"spec: {len(text)} bytes of JSON, the bound is {MAX_SPEC}", hint="make env and labels smaller"
@@ -102,6 +104,11 @@ def from_row(row: tuple[Any, ...]) -> SandboxInfo:
         )
     except (ValueError, TypeError, AttributeError) as exc:
         raise StoreDamaged(f"the stored row of sandbox {sandbox!r} cannot be read: {exc}") from exc
+
+
+def changed(info: SandboxInfo, **changes: Any) -> SandboxInfo:
+    """As ``dataclasses.replace``, which costs more than the encoding of a record."""
+    return SandboxInfo(**dict(zip(_FIELDS, _fields_of(info), strict=True), **changes))
 
 
 def clean_reason(reason: str) -> str:

@@ -43,7 +43,7 @@ from dsec.model.ids import ExecId, SandboxId
 from dsec.model.journal import Draft, Finding, Phase, Record
 from dsec.model.sandbox import Flag, Level, Metrics, SandboxInfo, State
 from dsec.ports.guest import Guest, GuestExec, GuestFiles
-from dsec.ports.journal import Journal, Sandboxes
+from dsec.ports.journal import Journal, Receipt, Sandboxes
 from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
 from dsec.ports.trees import Trees
 
@@ -101,9 +101,10 @@ class MemoryStore(Journal, Sandboxes):
         chain.append(record)
         return record
 
-    async def append(self, *drafts: Draft) -> tuple[Record, ...]:
+    async def append(self, *drafts: Draft) -> tuple[Receipt, ...]:
         self._need_room()
-        return tuple([self._store(draft) for draft in drafts])
+        records = [self._store(draft) for draft in drafts]
+        return tuple([Receipt(one.seq, one.at, one.digest) for one in records])
 
     async def read(self, chain: str, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
         return tuple(self._chains.get(chain, ())[after : after + limit])

@@ -67,7 +67,8 @@ class JournalContract:
         first = await store.append(note(n=1, text="é \udcff"), note("other", n=2))
         second = await store.append(note(n=3))
         found = await store.read("engine")
-        assert found == (first[0], second[0])
+        assert [(one.seq, one.at, one.digest) for one in found] == [first[0], second[0]]
+        assert [(one.chain, one.act, one.phase) for one in found] == [("engine", "test.note", Phase.NOTE)] * 2
         assert [record.seq for record in found] == [1, 2]
         assert found[0].payload == {"n": 1, "text": "é \udcff"}
         assert found[0].digest != found[1].digest
