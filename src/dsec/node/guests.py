@@ -25,7 +25,7 @@ class Guests:
         return await self._connect(handle)
 
     async def warm(self, handle: Handle) -> None:
-        """Connect while the caller is told of its sandbox: the first act then finds init ready. Failing is for that act to tell."""
+        """Connect before the first act asks for it. Failing is for that act to tell."""
         with suppress(DsecError, OSError):
             await self.get(handle)
 

@@ -119,7 +119,7 @@ class Lifecycle(SandboxService):
         running = await handle.runtime.create(
             replace(plan_for(handle.id, handle.info.spec, handle.deadline), parent=parent)
         )
-        self._kit.work.spawn(self._kit.guests.warm(handle))
+        await self._kit.guests.warm(handle)
         handle.place = handle.runtime.place(handle.id)
         await self._move(
             handle, Event.STARTED, "sandbox.create", Phase.RESULT, {"outcome": "ok", "pid": running.pid}

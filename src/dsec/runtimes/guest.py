@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
 from dataclasses import dataclass
@@ -37,12 +36,10 @@ class GuestUsage:
 class GuestConnection(Guest):
     """One connection. A newer one to the same init ends this one."""
 
-    def __init__(self, link: Link, welcome: wire.Welcome) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
         self._files = FilesOverLink(link)
         self._requests = Requests()
-        self.init_pid = welcome.pid
-        self.has_pid_namespace = bool(welcome.flags & 1)
 
     @property
     def files(self) -> FilesOverLink:
@@ -64,9 +61,16 @@ class GuestConnection(Guest):
         """Operations under way."""
         return self._link.open_channels
 
+    async def greeted(self) -> None:
+        """Wait until init has answered.  Raises: RuntimeUnavailable."""
+        try:
+            await asyncio.shield(self._link.greeting.welcome)
+        except DsecError:
+            raise self._link.gone() from self._link.failure
+
     async def wait_ended(self) -> DsecError:
         """Wait until the connection has ended, and say why."""
-        await asyncio.shield(self._link.ended)
+        await asyncio.shield(self._link.over)
         return self._link.failure or RuntimeUnavailable("the connection to init ended")
 
     async def post(self, command: Command) -> AttachedExec:
@@ -177,32 +181,47 @@ async def _started(followed: AttachedExec) -> AttachedExec:
     return followed
 
 
-async def connect(
+def reach(
     where: str | Path | socket.socket, *, bounds: Bounds | None = None, seconds: float = CONNECT_SECONDS
 ) -> GuestConnection:
     """Connect to an init by the path of its socket, or over a connected socket (which is then owned here).
 
+    Nothing is waited for: what is asked follows the greeting, and fails with the connection when init does not answer
+    that within ``seconds``.
+
+    Raises:
+        RuntimeUnavailable: nobody listens there.
+    """
+    link = Link(asyncio.get_running_loop(), bounds or Bounds())
+    link.attach(where if isinstance(where, socket.socket) else _connected(str(where)))
+    link.greeting.hurry(seconds)
+    link.write(wire.Hello().frame(0))
+    return GuestConnection(link)
+
+
+async def connect(
+    where: str | Path | socket.socket, *, bounds: Bounds | None = None, seconds: float = CONNECT_SECONDS
+) -> GuestConnection:
+    """As :func:`reach`, and wait for init's answer.
+
     Raises:
         RuntimeUnavailable: nobody listens, or WELCOME did not come within ``seconds``.
     """
-    loop = asyncio.get_running_loop()
-    link = Link(loop, bounds or Bounds())
+    guest = reach(where, bounds=bounds, seconds=seconds)
     try:
-        async with asyncio.timeout(seconds):
-            if isinstance(where, socket.socket):
-                await loop.create_unix_connection(lambda: link, sock=where)
-            else:
-                await loop.create_unix_connection(lambda: link, str(where))
-            link.write(wire.Hello().frame(0))
-            welcome = await link.greeting.welcome
-    except TimeoutError as late:
-        link.fail(RuntimeUnavailable(f"init did not answer within {seconds:g} s"))
-        raise link.gone() from late
-    except OSError as wrong:
-        raise RuntimeUnavailable(f"cannot connect to init: {wrong}", errno=wrong.errno) from wrong
+        await guest.greeted()
     except BaseException:
-        link.fail(RuntimeUnavailable("connecting was given up"))
-        with contextlib.suppress(asyncio.CancelledError, DsecError):
-            link.greeting.welcome.exception()
+        await guest.close()
         raise
-    return GuestConnection(link, welcome)
+    return guest
+
+
+def _connected(path: str) -> socket.socket:
+    """A unix socket connects at once or not at all."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        sock.connect(path)
+    except OSError as wrong:
+        sock.close()
+        raise RuntimeUnavailable(f"cannot connect to init: {wrong}", errno=wrong.errno) from wrong
+    return sock

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from dsec.errors import BadRequest, Busy, DsecError, ProtocolError, RuntimeUnavailable
+from dsec.runtimes.stream import Receiver, Stream
 from dsec.wire import guest as wire
 
 _Answer = TypeVar("_Answer", bound=wire.Message)
@@ -122,7 +124,19 @@ class _Greeting(Channel):
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._overdue: asyncio.TimerHandle | None = None
         self.welcome: asyncio.Future[wire.Welcome] = link.loop.create_future()
+
+    def hurry(self, seconds: float) -> None:
+        """Without an answer for so long the connection ends."""
+        self._overdue = self._link.loop.call_later(seconds, self._late, seconds)
+
+    def _late(self, seconds: float) -> None:
+        self._link.fail(RuntimeUnavailable(f"init did not answer within {seconds:g} s"))
+
+    def _settle(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
 
     def on_frame(self, frame: wire.Frame) -> None:
         message = wire.decode_reply(frame)
@@ -136,23 +150,26 @@ class _Greeting(Channel):
                 f"init speaks version {message.version} with payloads of {message.max_payload} bytes; "
                 f"this engine needs version {wire.VERSION} and at least {_SEND_PIECE}"
             )
+        self._settle()
         self.welcome.set_result(message)
 
     def on_lost(self, reason: DsecError) -> None:
+        self._settle()
         if not self.welcome.done():
             self.welcome.set_exception(reason)
+            self.welcome.exception()  # heard even when nobody waits for it
 
 
-class Link(asyncio.BufferedProtocol):
+class Link(Receiver):
     """The connection. Works under asyncio and uvloop alike. ``held``: init does not read as fast as we write."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bounds: Bounds) -> None:
         self.loop = loop
         self.bounds = bounds
         self.failure: DsecError | None = None
-        self.ended: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[None] = loop.create_future()
         self.greeting = _Greeting(self)
-        self._transport: asyncio.Transport | None = None
+        self._stream: Stream | None = None
         self._reader = wire.FrameReader()
         self._channels: dict[int, Channel] = {0: self.greeting}
         self._last = 0
@@ -160,23 +177,22 @@ class Link(asyncio.BufferedProtocol):
         self.held = False
         self._writable = Notice(loop)
 
-    # asyncio's side
+    # the stream's side
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport is there."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=_OUT_HIGH, low=_OUT_HIGH // 4)
+    def attach(self, sock: socket.socket) -> None:
+        """Use this connected socket, which is owned here."""
+        self._stream = Stream(self.loop, sock, self, high=_OUT_HIGH, low=_OUT_HIGH // 4)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def space(self) -> memoryview:
         """Where the next bytes go."""
         return self._reader.space()
 
-    def buffer_updated(self, nbytes: int) -> None:
+    def received(self, count: int) -> None:
         """Bytes came: hand their frames out."""
         if self.failure is not None:
             return
         try:
-            for frame in self._reader.advance(nbytes):
+            for frame in self._reader.advance(count):
                 channel = self._channels.get(frame.channel)
                 if channel is None:
                     raise unexpected(frame, f"on channel {frame.channel}, which is not open")
@@ -184,24 +200,17 @@ class Link(asyncio.BufferedProtocol):
         except ProtocolError as wrong:
             self.fail(wrong)
 
-    def eof_received(self) -> bool:
-        """Init closes both directions at once."""
-        return False
+    def full(self, is_full: bool) -> None:
+        """Init does not read as fast as we write, or has read."""
+        self.held = is_full
+        if not is_full:
+            self._writable.notify()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is gone."""
-        self.fail(RuntimeUnavailable(f"the connection to init ended{f': {exc}' if exc else ''}"))
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    def pause_writing(self) -> None:
-        """Init does not read as fast as we write."""
-        self.held = True
-
-    def resume_writing(self) -> None:
-        """It has read."""
-        self.held = False
-        self._writable.notify()
+    def ended(self, error: OSError | None) -> None:
+        """The socket is closed."""
+        self.fail(RuntimeUnavailable(f"the connection to init ended{f': {error}' if error else ''}"))
+        if not self.over.done():
+            self.over.set_result(None)
 
     # our side
 
@@ -210,8 +219,10 @@ class Link(asyncio.BufferedProtocol):
         if self.failure is not None:
             return
         self.failure = reason
-        if self._transport is not None:
-            self._transport.abort()
+        if self._stream is not None:
+            self._stream.abort()
+        elif not self.over.done():
+            self.over.set_result(None)
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             channel.number = 0
@@ -220,12 +231,11 @@ class Link(asyncio.BufferedProtocol):
 
     async def finish(self, seconds: float) -> None:
         """End the connection after what was written has gone out, or after ``seconds``."""
-        if self._transport is not None and self.failure is None and self._transport.get_write_buffer_size():
-            self._transport.close()
+        if self._stream is not None and self.failure is None and self._stream.waiting:
+            self._stream.close()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self.ended), seconds)
+                await asyncio.wait_for(asyncio.shield(self.over), seconds)
         self.fail(RuntimeUnavailable("the connection was closed here"))
-        await asyncio.shield(self.ended)
 
     def gone(self) -> RuntimeUnavailable:
         """A new error that says why the connection ended."""
@@ -240,10 +250,10 @@ class Link(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """Send; an init that reads nothing at all for too long loses the connection."""
-        if self.failure is not None or self._transport is None:
+        if self.failure is not None or self._stream is None:
             return
-        self._transport.write(data)
-        if self.held and self._transport.get_write_buffer_size() > _OUT_HARD:
+        self._stream.write(data)
+        if self.held and self._stream.waiting > _OUT_HARD:
             self.fail(ProtocolError(f"init leaves more than {_OUT_HARD} bytes unread"))
 
     async def drain(self) -> None:

@@ -207,7 +207,7 @@ class SpawnedRuntime(Runtime):
     async def connect(self, sandbox: SandboxId) -> Guest:
         """See :class:`Runtime`."""
         self._at(sandbox)
-        return await guest.connect(self._sockets.path(sandbox))
+        return guest.reach(self._sockets.path(sandbox))
 
     async def metrics(self, sandbox: SandboxId) -> Metrics:
         """See :class:`Runtime`."""
