@@ -294,9 +294,8 @@ def test_batch_tree_and_watch(tmp_path: Path) -> None:
     async def body(guest: GuestConnection, _: Running) -> None:
         files, root = guest.files, tmp_path / "root"
         root.mkdir()
-        watching = files.watch(str(root), who=ME)
-        seen = asyncio.ensure_future(anext(aiter(watching)))
-        await guest.ping()
+        watching = await files.watch(str(root), who=ME)
+        seen = asyncio.ensure_future(anext(watching))
         many = [BatchOp(BatchKind.FILE, b"f%d" % n, 0o640, 1000, os.urandom(9000)) for n in range(100)]
         link = BatchOp(BatchKind.SYMLINK, b"link", 0o777, 1000, b"/etc/passwd")
         folder = BatchOp(BatchKind.DIRECTORY, b"dir\xff", 0o750, 1000)

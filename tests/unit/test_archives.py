@@ -6,7 +6,7 @@ import asyncio
 import io
 import os
 import tarfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -64,7 +64,9 @@ class Recorded(GuestFiles):
     def read(self, path: str, *, who: Identity, offset: int = 0, length: int = 0) -> AsyncIterator[bytes]:
         raise FileMissing(path)
 
-    def watch(self, path: str, *, who: Identity, recursive: bool = False) -> AsyncIterator[FileEvent]:
+    async def watch(
+        self, path: str, *, who: Identity, recursive: bool = False
+    ) -> AsyncGenerator[FileEvent, None]:
         raise FileMissing(path)
 
     def tree(

@@ -507,7 +507,7 @@ def test_batches_are_cut_to_fit_and_blame_the_step() -> None:
 
 def test_a_watch_that_is_not_read_tells_that_events_were_lost() -> None:
     async def body(fake: FakeInit, guest: GuestConnection) -> None:
-        events = aiter(guest.files.watch("/d", who=ME))
+        events = await guest.files.watch("/d", who=ME)
         assert (await anext(events)).path == "first"
         channel = await fake.wait_for(Kind.WATCH)
         rows = tuple(wire.EventRow(1, 0, b"x" * 200, 0) for _ in range(1000))
@@ -537,7 +537,7 @@ def test_cancelling_closes_the_channel_and_leaves_nothing() -> None:
                 Kind.WRITE,
                 asyncio.create_task(guest.files.write("/f", content(b"x"), who=ME, options=WriteOptions())),
             ),
-            (Kind.WATCH, asyncio.create_task(anext(aiter(guest.files.watch("/f", who=ME))))),  # type: ignore[arg-type]
+            (Kind.WATCH, asyncio.create_task(guest.files.watch("/f", who=ME))),
         ]
         channels = {await fake.wait_for(kind) for kind, _ in pending}
         for _, task in pending:

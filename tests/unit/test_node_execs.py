@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 from collections.abc import AsyncIterator
 
@@ -73,6 +74,13 @@ async def test_outcomes(sb: AsyncSandbox) -> None:
     assert late.timed_out
     assert not late.ok
     assert (await sb.exec(["true"])).ok
+
+
+async def test_what_could_not_be_started_says_why(sb: AsyncSandbox) -> None:
+    result = await sb.exec(["nope"])
+    assert (result.exit_code, result.start_errno) == (127, errno.ENOENT)
+    past = await (await sb.attach(result.id)).wait()
+    assert (past.exit_code, past.start_errno) == (127, errno.ENOENT)
 
 
 async def test_oom_is_said_of_the_command_that_suffered_it(sb: AsyncSandbox) -> None:

@@ -474,10 +474,12 @@ class AsyncFiles:
         change = Remove(path, recursive)
         await self._link.call(self._link.services.files.change(self._sandbox, change, user=user))
 
-    def watch(self, path: str = ".", *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
-        """What happens in a directory from the first event asked for on."""
-        files = self._link.services.files
-        return self._link.iterate(files.watch(self._sandbox, path, recursive=recursive, user=user))
+    async def watch(
+        self, path: str = ".", *, recursive: bool = False, user: str = ""
+    ) -> AsyncIterator[FileEvent]:
+        """What happens in a directory from the moment on at which this returns. Leaving the iterator ends it."""
+        work = self._link.services.files.watch(self._sandbox, path, recursive=recursive, user=user)
+        return self._link.iterate(await self._link.call(work))
 
     async def upload(self, local: str | Path, path: str, *, user: str = "") -> Transfer:
         """Copy a local file or directory to ``path``.  Raises: TooLarge."""

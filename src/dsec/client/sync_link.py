@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeVar
@@ -27,34 +27,45 @@ class _Crossing(Generic[T]):
     A bare lock is the cheapest thing a thread can wait on.
     """
 
-    __slots__ = ("_done", "_error", "_task", "_value", "_work")
+    __slots__ = ("_begun", "_done", "_error", "_loop", "_task", "_value", "_work")
 
-    def __init__(self, work: Awaitable[T]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Awaitable[T]) -> None:
+        self._loop = loop
         self._work = work
         self._done = threading.Lock()
         self._done.acquire()
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._begun = False
         self._value: T | None = None
         self._error: BaseException | None = None
 
     def begin(self) -> None:
         """On the loop."""
-        self._task = task = asyncio.get_running_loop().create_task(_coroutine(self._work))
-        task.add_done_callback(self._finish)
+        self._task = self._loop.create_task(self._carry())
 
-    def _finish(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            self._error = asyncio.CancelledError()
-        else:
-            self._error = task.exception()
-            if self._error is None:
-                self._value = task.result()
+    async def _carry(self) -> None:
+        """The task itself lets the caller go: a callback at its end would come one turn of the loop later."""
+        self._begun = True
+        try:
+            self._value = await self._work
+        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
+            self._error = error
         self._done.release()
 
     def cancel(self) -> None:
         """On the loop."""
-        if self._task is not None:
-            self._task.cancel()
+        task = self._task
+        if task is not None and not task.done():
+            task.add_done_callback(self._ended)
+            task.cancel()
+
+    def _ended(self, _: object) -> None:
+        """One that was cancelled before its first step never ran, so nobody else lets the caller go."""
+        if not self._begun:
+            if isinstance(self._work, CoroutineType):
+                self._work.close()
+            self._error = asyncio.CancelledError()
+            self._done.release()
 
     def wait(self) -> None:
         """On the caller's thread; an interrupt (Ctrl-C) leaves it."""
@@ -67,16 +78,6 @@ class _Crossing(Generic[T]):
             self._error = None  # a traceback refers to this frame: keep no cycle
             raise error
         return self._value  # type: ignore[return-value]  # set whenever there is no error
-
-
-def _coroutine(work: Awaitable[T]) -> Coroutine[Any, Any, T]:
-    if isinstance(work, CoroutineType):
-        return work
-    return _awaiting(work)
-
-
-async def _awaiting(work: Awaitable[T]) -> T:
-    return await work
 
 
 class Bridge:
@@ -128,7 +129,7 @@ class Bridge:
             raise Conflict(
                 "this client is not open, or called from its own event loop", hint="use AsyncDsec there"
             )
-        crossing = _Crossing(work)
+        crossing = _Crossing(loop, work)
         loop.call_soon_threadsafe(crossing.begin)
         try:
             crossing.wait()

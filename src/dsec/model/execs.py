@@ -177,6 +177,8 @@ class ExecResult:
 
     Attributes:
         exit_code: the exit code, or 128 + signal; 127 not found, 126 not executable.
+        start_errno: errno when the command could not be started (``ENOENT``: no such program, or no such working
+            directory), 0 when it was: then 126 and 127 are its own exit codes.
         stdout, stderr: exact bytes, up to the limit.
         truncated: bytes were dropped: ``dropped`` of them in both streams together (the *first* bytes are kept).
         duration: seconds.
@@ -187,6 +189,7 @@ class ExecResult:
     exit_code: int
     stdout: bytes
     stderr: bytes
+    start_errno: int = 0
     signal: int = 0
     timed_out: bool = False
     truncated: bool = False

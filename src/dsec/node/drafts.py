@@ -99,6 +99,8 @@ def exec_result(sandbox: SandboxId, result: ExecResult, exit_: Exit, output: Out
         "stdout_bytes": output.stdout.seen,
         "stderr_bytes": output.stderr.seen,
     }
+    if result.start_errno:
+        payload["start_errno"] = result.start_errno
     if result.oom:
         payload["oom"] = True
     if output.stdout.seen:

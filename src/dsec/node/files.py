@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +16,7 @@ from dsec.model.files import (
     Change,
     Entry,
     FileEvent,
+    FileEventKind,
     Identity,
     Listing,
     MakeDir,
@@ -39,6 +40,7 @@ from dsec.ports.trees import Trees
 T = TypeVar("T")
 
 PIECE: Final = 1 << 18
+_WATCHED: Final = FileEvent(FileEventKind.OVERFLOW, "")
 _ACTS: Final[dict[type, str]] = {
     MakeDir: "files.mkdir",
     Rename: "files.rename",
@@ -196,8 +198,20 @@ class Files(FileService):
     ) -> AsyncIterator[FileEvent]:
         handle, where, who = await self._open(sandbox, path, user)
         with self._doing.using(handle):
-            async for event in (await self._doing.files(handle)).watch(where, who=who, recursive=recursive):
-                yield event
+            found = await (await self._doing.files(handle)).watch(where, who=who, recursive=recursive)
+        events = self._watched(handle, found)
+        await anext(events)
+        return events
+
+    async def _watched(
+        self, handle: Handle, found: AsyncGenerator[FileEvent, None]
+    ) -> AsyncIterator[FileEvent]:
+        """First one that says nothing: a generator that has begun cleans up also when it is forgotten."""
+        async with aclosing(found):
+            with self._doing.using(handle):
+                yield _WATCHED
+                async for event in found:
+                    yield event
 
 
 class WholeTrees(TreeService):

@@ -336,6 +336,7 @@ class Runner:
         followed = run.followed
         assert followed is not None
         try:
+            await followed.begun()
             if run.request.stdin is not None:
                 view = memoryview(run.request.stdin)
                 for start in range(0, len(view), STDIN_PIECE):
@@ -404,6 +405,7 @@ def _result(run: Run, exit_: Exit, *, oom: bool) -> ExecResult:
         exit_code=exit_.code,
         stdout=stdout,
         stderr=stderr,
+        start_errno=exit_.start_errno,
         signal=exit_.signal,
         timed_out=exit_.cause is Cause.TIMEOUT,
         truncated=dropped > 0,

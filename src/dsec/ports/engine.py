@@ -167,10 +167,10 @@ class FileService(ABC):
         """Make a directory, rename, remove, or set attributes."""
 
     @abstractmethod
-    def watch(
+    async def watch(
         self, sandbox: SandboxId, path: str, *, recursive: bool = False, user: str = ""
     ) -> AsyncIterator[FileEvent]:
-        """Events from the first ``anext`` on."""
+        """Events from the moment on at which this returns; closing the iterator ends it."""
 
 
 class TreeService(ABC):

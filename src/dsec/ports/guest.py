@@ -6,7 +6,7 @@ A guest is hostile: whatever it answers is checked, bounded, and at worst a :cla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from dsec.model.execs import Chunk, Command, ExecInfo, Exit, PtySize
 from dsec.model.files import Change, Entry, FileEvent, Identity, Listing, TreePiece, WriteOptions
@@ -152,8 +152,10 @@ class GuestFiles(ABC):
         """Make a directory, rename, remove, set attributes, or make a batch of entries."""
 
     @abstractmethod
-    def watch(self, path: str, *, who: Identity, recursive: bool = False) -> AsyncIterator[FileEvent]:
-        """Events from the first ``anext`` on; closing the iterator ends it."""
+    async def watch(
+        self, path: str, *, who: Identity, recursive: bool = False
+    ) -> AsyncGenerator[FileEvent, None]:
+        """Events from the moment on at which this returns; closing the iterator ends it."""
 
     @abstractmethod
     def tree(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -35,6 +35,7 @@ _MAX_NAME: Final = 255
 _LIST_BYTES: Final = 64 * 2**20
 _WATCH_BYTES: Final = 4 * 2**20
 _EVENT_COST: Final = 256
+_WATCHED: Final = FileEvent(FileEventKind.OVERFLOW, "")
 _EVENTS: Final = (
     FileEventKind.CREATED,
     FileEventKind.MODIFIED,
@@ -247,6 +248,13 @@ class _Watching(_Operation):
             raise unexpected(frame, "during a watch")
         self.wake()
 
+    async def ready(self) -> None:
+        """Wait for OK.  Raises: what went wrong."""
+        while not (self.started or self.ended):
+            await self.changed
+        if self.failure is not None and not self.started:
+            raise self.failure
+
     def _keep(self, events: list[FileEvent]) -> None:
         self._held += sum(map(_cost, events))
         if self._held > _WATCH_BYTES:
@@ -355,11 +363,21 @@ class FilesOverLink(GuestFiles):
                 raise self._link.gone()
             raise file_error(answer, os.path.join(batch.root, os.fsdecode(ops[answer.done].path)))
 
-    async def watch(self, path: str, *, who: Identity, recursive: bool = False) -> AsyncIterator[FileEvent]:
-        """Events from the first ``anext`` on; closing the iterator ends it."""
+    async def watch(
+        self, path: str, *, who: Identity, recursive: bool = False
+    ) -> AsyncGenerator[FileEvent, None]:
+        """Events from the moment on at which this returns; closing the iterator ends it."""
+        events = self._events(path, wire.Watch(who.uid, who.gid, encode_path(path), int(recursive)))
+        await anext(events)
+        return events
+
+    async def _events(self, path: str, message: wire.Watch) -> AsyncGenerator[FileEvent, None]:
+        """First one that only says that init watches. A generator that has begun cleans up also when it is forgotten."""
         channel = _Watching(self._link, path)
-        await self._link.start(channel, wire.Watch(who.uid, who.gid, encode_path(path), int(recursive)))
+        await self._link.start(channel, message)
         try:
+            await channel.ready()
+            yield _WATCHED
             while True:
                 while (event := channel.take()) is not None:
                     yield event

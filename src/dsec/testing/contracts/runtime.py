@@ -6,13 +6,14 @@ A guarantee that the level does not give (a missing flag) is skipped with that f
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from dsec.client.aio import AsyncDsec, AsyncSandbox
-from dsec.errors import BadRequest, FileKind, FileProblem, Unsupported
+from dsec.errors import BadRequest, FileKind, FileMissing, FileProblem, Unsupported
 from dsec.model.files import FileEventKind, FileType
 from dsec.model.sandbox import Flag, Level, Limits, State
 from dsec.testing.contracts.engine import Contract, EngineContract
@@ -49,7 +50,9 @@ class ShellContract(Contract):
     async def test_not_found_and_not_executable(self, sb: AsyncSandbox) -> None:
         await sb.files.write("script", b"#!/bin/sh\necho ran\n", mode=0o644)
         assert (await sb.exec(["./script"])).exit_code == 126
-        assert (await sb.exec(["./nothing"])).exit_code == 127
+        missing = await sb.exec(["./nothing"])
+        assert (missing.exit_code, missing.start_errno) == (127, errno.ENOENT)
+        assert (await sb.exec("exit 127")).start_errno == 0
         await sb.exec(["chmod", "755", "script"])
         assert (await sb.exec(["./script"])).text == "ran\n"
 
@@ -213,12 +216,12 @@ class FileContract(Contract):
         assert [entry.name for entry in await sb.files.list()].count("a") == 1
 
     async def test_watch(self, sb: AsyncSandbox) -> None:
-        watching = sb.files.watch(".")
-        first = asyncio.ensure_future(anext(watching))
-        await asyncio.sleep(0.2)
+        with pytest.raises(FileMissing):
+            await sb.files.watch("nothing")
+        watching = await sb.files.watch(".")
         await sb.exec("echo x > fresh")
         async with asyncio.timeout(5):
-            event = await first
+            event = await anext(watching)
         assert (event.kind, event.path) == (FileEventKind.CREATED, "fresh")
         await watching.aclose()  # type: ignore[attr-defined]
 

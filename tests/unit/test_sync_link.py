@@ -1,0 +1,136 @@
+"""The blocking client's way to its loop and back: values, errors, interrupts, cancellation at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from dsec.client.sync_link import Bridge, _Crossing
+from dsec.errors import Conflict
+
+
+@pytest.fixture
+def bridge() -> Iterator[Bridge]:
+    bridge = Bridge()
+    bridge.start()
+    yield bridge
+    bridge.stop()
+
+
+async def _value() -> int:
+    await asyncio.sleep(0)
+    return 7
+
+
+def test_a_value_comes_back(bridge: Bridge) -> None:
+    assert bridge.call(_value()) == 7
+
+
+def test_an_awaitable_that_is_no_coroutine(bridge: Bridge) -> None:
+    class Later:
+        def __await__(self) -> Iterator[object]:
+            yield from asyncio.sleep(0).__await__()
+            return 8
+
+    assert bridge.call(Later()) == 8  # type: ignore[arg-type]
+
+
+def test_an_error_comes_back_and_nothing_is_kept(bridge: Bridge) -> None:
+    async def fail() -> None:
+        raise ValueError("here")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="here"):
+            bridge.call(fail())
+
+
+def test_many_threads_at_once(bridge: Bridge) -> None:
+    found: list[int] = []
+
+    def ask() -> None:
+        found.extend([bridge.call(_value()) for _ in range(50)])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert found == [7] * 400
+
+
+def test_not_from_its_own_loop_and_not_when_stopped(bridge: Bridge) -> None:
+    async def nested() -> None:
+        bridge.call(_value())
+
+    with pytest.raises(Conflict, match="own event loop"):
+        bridge.call(nested())
+    bridge.stop()
+    with pytest.raises(Conflict):
+        bridge.call(_value())
+
+
+def test_an_interrupt_cancels_the_work_and_waits_for_its_end(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    begun = threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+            seen.append("ended")
+            raise
+
+    wait = _Crossing.wait
+
+    def interrupted(self: _Crossing[None]) -> None:
+        monkeypatch.setattr(_Crossing, "wait", wait)
+        assert begun.wait(5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Crossing, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bridge.call(work())
+    assert seen == ["ended"]
+
+
+@pytest.mark.anyio
+async def test_cancelled_before_its_first_step() -> None:
+    """Begin and cancel in one turn of the loop: the work never runs, and the caller is let go all the same."""
+    crossing = _Crossing(asyncio.get_running_loop(), _value())
+    crossing.begin()
+    crossing.cancel()
+    await asyncio.sleep(0.01)
+    crossing.wait()
+    with pytest.raises(asyncio.CancelledError):
+        crossing.outcome()
+
+
+@pytest.mark.anyio
+async def test_cancelled_at_every_step() -> None:
+    async def steps() -> AsyncIterator[int]:
+        for number in range(5):
+            await asyncio.sleep(0)
+            yield number
+
+    async def work() -> list[int]:
+        return [number async for number in steps()]
+
+    for turns in range(8):
+        crossing = _Crossing(asyncio.get_running_loop(), work())
+        crossing.begin()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        crossing.cancel()
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(crossing.wait)
+        try:
+            assert crossing.outcome() == [0, 1, 2, 3, 4]
+        except asyncio.CancelledError:
+            assert turns < 7
