@@ -31,6 +31,8 @@ struct watch {
     uint32_t n, cap;
     uint32_t count;                  /* events in the frame being written */
     bool lost;
+    char *moved;                     /* a directory that was moved from here; where to, the next event says */
+    uint32_t cookie;
 };
 
 static void put_event(struct watch *t, struct writer *w, uint8_t what, bool dir, const char *path, uint32_t cookie) {
@@ -154,18 +156,57 @@ static int add_below(struct watch *t, const char *path, struct writer *w) {
     return err == ENOENT || err == EACCES || err == ENOTDIR || err == ELOOP ? 0 : err;
 }
 
+static bool lies_below(const struct place *p, const char *path) {
+    size_t n = strlen(path);
+    return strncmp(p->path, path, n) == 0 && (p->path[n] == 0 || p->path[n] == '/');
+}
+
 /* Forgets what was known below a directory that was moved away. */
 static void drop_below(struct watch *t, const char *path) {
-    size_t n = strlen(path);
     for (uint32_t i = 0; i < t->n;) {
         struct place *p = &t->places[i];
-        if (strncmp(p->path, path, n) == 0 && (p->path[n] == 0 || p->path[n] == '/')) {
+        if (lies_below(p, path)) {
             inotify_rm_watch(t->io.fd, p->wd);
             place_drop(t, p);
         } else {
             i++;
         }
     }
+}
+
+/* The watches go on, so that nothing that happens meanwhile is missed; only their paths change. */
+static void move_below(struct watch *t, const char *from, const char *to) {
+    for (uint32_t i = 0; i < t->n; i++) {
+        struct place *p = &t->places[i];
+        if (!lies_below(p, from))
+            continue;
+        char path[PATH_LIMIT + 1];
+        const char *rest = p->path + strlen(from);
+        char *copy = strlen(to) + strlen(rest) > PATH_LIMIT ? NULL : strdup(strcat(strcpy(path, to), rest));
+        t->lost |= !copy;
+        if (copy) {
+            free(p->path);
+            p->path = copy;
+        }
+    }
+}
+
+/* A directory that is moved within the tree gives two events, one after the other. The watches below it are dropped
+ * when the second is another. */
+static void departed(struct watch *t, uint32_t cookie, const char *path) {
+    t->moved = strdup(path);
+    t->cookie = cookie;
+    if (!t->moved)
+        drop_below(t, path);
+}
+
+static void moved_is_known(struct watch *t) {
+    free(t->moved);
+    t->moved = NULL;
+}
+
+static bool is_arrival(const struct watch *t, const struct inotify_event *e) {
+    return t->moved && (e->mask & IN_MOVED_TO) && e->cookie == t->cookie;
 }
 
 static uint8_t what_of(uint32_t mask) {
@@ -186,6 +227,10 @@ static void translate(struct watch *t, const struct inotify_event *e, struct wri
         t->lost = true;
         return;
     }
+    if (t->moved && !is_arrival(t, e)) {
+        drop_below(t, t->moved);
+        moved_is_known(t);
+    }
     struct place *p = place_of(t, e->wd);
     if (!p)
         return;
@@ -204,10 +249,14 @@ static void translate(struct watch *t, const struct inotify_event *e, struct wri
     put_event(t, w, what_of(e->mask), dir, path, e->cookie);
     if (!t->recursive || !dir || !e->len)
         return;
-    if (e->mask & IN_MOVED_FROM)
-        drop_below(t, path);
-    if ((e->mask & (IN_CREATE | IN_MOVED_TO)) && add_below(t, path, e->mask & IN_CREATE ? w : NULL) != 0)
+    if (e->mask & IN_MOVED_FROM) {
+        departed(t, e->cookie, path);
+    } else if (is_arrival(t, e)) {
+        move_below(t, t->moved, path);
+        moved_is_known(t);
+    } else if ((e->mask & (IN_CREATE | IN_MOVED_TO)) && add_below(t, path, e->mask & IN_CREATE ? w : NULL) != 0) {
         t->lost = true;
+    }
 }
 
 static void send_events(struct watch *t, struct writer *w) {
@@ -249,6 +298,7 @@ static bool watch_pump(struct op *op) {
 
 static void watch_release(struct op *op) {
     struct watch *t = (struct watch *)op;
+    free(t->moved);
     io_close(&t->io);
     if (t->root >= 0)
         close(t->root);

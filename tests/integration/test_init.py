@@ -1450,6 +1450,29 @@ def test_watch_recursive(engine: Engine, home: Path) -> None:
     assert refused(engine, guest.Watch(*ME, b"/absent", 1)) == (2, 0)
 
 
+def test_watch_misses_nothing_of_a_directory_that_moves(init: Init, home: Path) -> None:
+    """What happens in it before init has read of the move."""
+    (home / "a/b").mkdir(parents=True)
+    (home / "out").mkdir()
+    with init.connect() as engine:
+        channel = engine.ask(guest.Watch(*ME, os.fsencode(home), 1))
+        engine.take(channel, guest.Ok)
+        os.kill(init.process.pid, signal.SIGSTOP)
+        (home / "a").rename(home / "c")
+        (home / "c/b/first").touch()
+        os.kill(init.process.pid, signal.SIGCONT)
+        assert (1, b"c/b/first") in events(engine, channel, b"c/b/first")
+        (home / "c/b/second").touch()
+        assert (1, b"c/b/second") in events(engine, channel, b"c/b/second")
+        away = home.parent / "away"
+        (home / "c/b").rename(away)
+        (away / "unseen").touch()
+        (home / "out/last").touch()
+        seen = events(engine, channel, b"out/last")
+        assert (4, b"c/b") in seen
+        assert not any(path.endswith(b"unseen") for _, path in seen)
+
+
 def test_watch_with_a_stalled_reader_reports_what_was_lost(init: Init, home: Path) -> None:
     with init.connect() as engine:
         channel = engine.ask(guest.Watch(*ME, os.fsencode(home), 0))
