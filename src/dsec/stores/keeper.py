@@ -19,8 +19,11 @@ from dsec.stores.writer import Writer
 
 _LOG: Final = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 5.0
-_STEP: Final = 200  # rows changed while the writer is kept waiting: well below a millisecond
+_STEP: Final = 100  # rows changed while the writer is kept waiting: well below a millisecond
 _COMMIT_BYTES: Final = 3 * 4120  # what a commit writes to the log, roughly, and its payload
+_QUIET_SECONDS: Final = 0.01
+_QUIET_TRIES: Final = 50
+_OVERDUE: Final = 3  # times as much as the log should hold
 _SIGNED: Final = "UPDATE mark SET number = ?, digest = ? WHERE name = 'checkpoint'"
 _CLEAR: Final = "UPDATE chain SET unsigned = 0 WHERE number = ?"
 
@@ -32,7 +35,7 @@ class Pace:
     Attributes:
         records: sign after so many records …
         seconds: … or so long after the first unsigned one.
-        wal_bytes: begin the write-ahead log anew when it is longer, roughly.
+        wal_bytes: begin the write-ahead log anew when it is longer, roughly, and nobody appends; always at four times this.
     """
 
     records: int = 1000
@@ -65,8 +68,10 @@ class Keeper:
         self._pace = pace
         self._now = now
         self._commits = 0
-        self._begin_at = pace.wal_bytes
+        self._begun_at = 0
+        self._look_at = pace.wal_bytes
         self._signed_at = time.monotonic()
+        self._nudged = False
         self._closing = False
         self._wake = threading.Condition(threading.Lock())
         self._thread = threading.Thread(target=self._work, name="dsec-journal-keeper", daemon=True)
@@ -79,7 +84,7 @@ class Keeper:
     def committed(self) -> None:
         """Told after each commit, by the thread that committed; costs next to nothing."""
         self._commits += 1
-        if self._due():
+        if not self._nudged and self._due():
             self._nudge()
 
     def close(self) -> None:
@@ -119,34 +124,53 @@ class Keeper:
                     del self._ledger.unsigned[chain]
 
     def shorten(self) -> None:
-        """Move the write-ahead log into the database and begin the log anew.
+        """Move the write-ahead log into the database, and begin the log anew when nobody appends just now, or it is overdue.
 
-        The bulk is moved while appends go on; they wait only for the rest of it. The commit that begins the log waits for
+        The bulk is moved while appends go on. For the rest they have to wait, and the commit that begins the log waits for
         the disk: it is made here, on this thread.
         """
+        self._look_at = self._log_bytes() + self._pace.wal_bytes
         with translated():
-            with self._writer.alone():
-                self._writer.hold()  # as of now: what was written before can be moved
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._move()
+            overdue = self._log_bytes() - self._begun_at > _OVERDUE * self._pace.wal_bytes
+            if not overdue and not self._quiet():
+                return
+            self._move()  # little is left
             with self._writer.alone() as db:
                 self._writer.release()
                 try:
                     busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-                    if not busy:  # else somebody reads an older state: the log grows on until the next try
+                    if not busy:  # else somebody reads an older state
                         begin_log(db)
+                        self._begun_at = self._log_bytes()
                 finally:
                     self._writer.hold()
-                self._begin_at = self._log_bytes() + self._pace.wal_bytes
+
+    def _move(self) -> None:
+        with self._writer.alone():
+            self._writer.hold()  # as of now: what was written before can be moved
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    def _quiet(self) -> bool:
+        """Wait a little for a moment in which nobody appends."""
+        for _ in range(_QUIET_TRIES):
+            before = self._commits
+            with self._wake:
+                self._wake.wait_for(lambda: self._closing, _QUIET_SECONDS)
+            if self._closing or self._commits == before:
+                return True
+        return False
 
     def _nudge(self) -> None:
         # Called under the writer's lock; the keeper never waits for that lock while it holds this one.
         with self._wake:
+            self._nudged = True
             self._wake.notify()
 
     def _work(self) -> None:
         while self._wait():
             try:
-                if self._log_bytes() > self._begin_at:
+                if self._log_bytes() > self._look_at:
                     self.shorten()
                 if self._signing_due():
                     self.sign()
@@ -158,12 +182,13 @@ class Keeper:
     def _wait(self) -> bool:
         """Until there is something to do; False: the end."""
         with self._wake:
+            self._nudged = False
             if not (self._closing or self._due()):
                 self._wake.wait(self._pace.seconds)
             return not self._closing
 
     def _due(self) -> bool:
-        return self._log_bytes() > self._begin_at or self._ledger.unsigned_records >= self._pace.records
+        return self._log_bytes() > self._look_at or self._ledger.unsigned_records >= self._pace.records
 
     def _log_bytes(self) -> int:
         """What was written to the log since it was begun: an estimate, as asking the disk takes a system call."""
