@@ -45,6 +45,7 @@ _BACKLOG: Final = 2048  # slots waiting to be emptied, before discarding waits
 _ENTRIES: Final = 64  # more than this in a layer: destroying it is cheaper than emptying it
 _RESIDUE: Final = 256 * 1024  # bytes that a used slot may still be charged with (freed by the next commit)
 _WORK_ENTRIES: Final = 100_000  # what an overlay can have under way, at most
+_SEASON: Final = 100_000_000  # ns; older kernels tell change times in steps of up to 10 ms
 _SMALL_MIB: Final = 16  # a quota so small that a residue would matter gets a slot that was never used
 _THREADS: Final = 4
 _COMMIT_AFTER: Final = 0.2
@@ -56,12 +57,17 @@ _RESERVE_LEAST: Final = 64 * MIB
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A subvolume. ``limit``: its quota in bytes. ``used``: it has been somebody's."""
+    """A subvolume. ``limit``: its quota in bytes. ``used``: it has been somebody's.
+
+    ``blank_since``: when its upper directory was made (``ctime`` in ns), 0 unknown; ``seasoned``: it was given out long after that.
+    """
 
     name: str
     subvolume: int
     limit: int
     used: bool = False
+    blank_since: int = 0
+    seasoned: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -237,6 +243,7 @@ class BtrfsLayers(Layers):
     def _give(self, claim: _Claim, slot: _Slot) -> None:
         """Give a slot to a claim, which may have ended while the slot was made."""
         slot.used = True
+        slot.seasoned = 0 < slot.blank_since < time.time_ns() - _SEASON
         claim.slots.append(slot)
         if claim.ended:
             self._end(claim)
@@ -363,7 +370,7 @@ class BtrfsLayers(Layers):
         try:
             slot = _Slot(name, btrfs.subvolume_id(inside), limit)
             btrfs.limit_qgroup(self._pool.directory, slot.subvolume, limit)
-            _make_parts(inside)
+            slot.blank_since = _make_parts(inside)
         finally:
             os.close(inside)
         return slot
@@ -469,10 +476,12 @@ class BtrfsLayers(Layers):
         """Make it empty, if that is quick. False: it is not, and must be destroyed."""
         inside = self._open(slot.name)
         try:
+            if slot.seasoned and _is_blank(inside, slot.blank_since):
+                return True
             budget = _Budget(_ENTRIES)
             for part in ("upper", "work"):
                 _remove_tree(inside, part, budget)
-            _make_parts(inside)
+            slot.blank_since = _make_parts(inside)
         except OSError:
             return False
         finally:
@@ -526,11 +535,25 @@ class _Budget:
             raise OSError(errno.E2BIG, "too many entries to remove one by one")
 
 
-def _make_parts(slot: int) -> None:
-    """The two directories of an empty slot, without anything that an earlier user could have set on them."""
+def _make_parts(slot: int) -> int:
+    """The two directories of an empty slot, without anything that an earlier user could have set on them; the change time of ``upper``."""
     for part in ("upper", "work"):
         os.mkdir(part, dir_fd=slot)
         os.chmod(part, 0o755, dir_fd=slot)  # noqa: S103 - a root directory, whatever the umask
+    return os.stat("upper", dir_fd=slot).st_ctime_ns
+
+
+def _is_blank(slot: int, since: int) -> bool:
+    """Whether nothing was ever written: whatever is written below ``upper``, or set on it, changes its change time, which nobody inside can
+    set. What the overlay made in ``work`` is taken away.
+    """
+    if os.stat("upper", dir_fd=slot).st_ctime_ns != since:
+        return False
+    with suppress(OSError):  # whatever else is there is found by who looks at everything
+        os.unlink("work/work/incompat/volatile/dirty", dir_fd=slot)
+        for made in ("work/work/incompat/volatile", "work/work/incompat", "work/work"):
+            os.rmdir(made, dir_fd=slot)
+    return os.stat("work", dir_fd=slot).st_size == 0  # of a directory of btrfs: what its names take
 
 
 def _remove_tree(parent: int, name: str, budget: _Budget) -> None:
