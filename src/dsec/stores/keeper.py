@@ -132,8 +132,7 @@ class Keeper:
         self._look_at = self._log_bytes() + self._pace.wal_bytes
         with translated():
             self._move()
-            overdue = self._log_bytes() - self._begun_at > _OVERDUE * self._pace.wal_bytes
-            if not overdue and not self._quiet():
+            if not self._now_or_never():
                 return
             self._move()  # little is left
             with self._writer.alone() as db:
@@ -151,13 +150,14 @@ class Keeper:
             self._writer.hold()  # as of now: what was written before can be moved
         self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
-    def _quiet(self) -> bool:
-        """Wait a little for a moment in which nobody appends."""
+    def _now_or_never(self) -> bool:
+        """Wait a little for a moment in which nobody appends; True also when there is no time for that any more."""
         for _ in range(_QUIET_TRIES):
             before = self._commits
             with self._wake:
                 self._wake.wait_for(lambda: self._closing, _QUIET_SECONDS)
-            if self._closing or self._commits == before:
+            overdue = self._log_bytes() - self._begun_at > _OVERDUE * self._pace.wal_bytes
+            if self._closing or overdue or self._commits == before:
                 return True
         return False
 
