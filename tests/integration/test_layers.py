@@ -50,6 +50,13 @@ async def settled(check: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
+def is_empty(directory: Path) -> bool:
+    try:
+        return not os.listdir(directory)
+    except FileNotFoundError:
+        return False  # it is being made anew
+
+
 def fill(directory: Path, size: int) -> tuple[int, int]:
     """Write up to ``size`` bytes; (bytes written, errno that ended it or 0)."""
     written = 0
@@ -150,6 +157,48 @@ async def test_nothing_is_carried_over_to_the_next_sandbox(layers: BtrfsLayers) 
         await layers.discard(sandbox)
         await settled(lambda: len(layers._shelf) >= 2)
     assert len(set(used)) < len(used)  # slots were used again, or this test would show nothing
+
+
+@pytest.mark.parametrize("touch", ["nothing", "mode", "xattr", "file that is gone", "deep"])
+async def test_a_layer_that_was_touched_is_made_anew(tmp_path: Path, touch: str) -> None:
+    def use(upper: Path) -> int:
+        """As the overlay and a sandbox would; the directory's inode."""
+        (upper.parent / "work" / "work" / "incompat" / "volatile").mkdir(parents=True)
+        (upper.parent / "work" / "work" / "incompat" / "volatile" / "dirty").touch()
+        match touch:
+            case "mode":
+                upper.chmod(0o777)
+                upper.chmod(0o755)
+            case "xattr":
+                os.setxattr(upper, "trusted.overlay.opaque", b"y")
+            case "file that is gone":
+                (upper / "f").touch()
+                (upper / "f").unlink()
+                os.utime(upper, ns=(0, 0))
+            case "deep":
+                (upper / "a" / "b").mkdir(parents=True)
+        return upper.stat().st_ino
+
+    opened = await BtrfsLayers.open(tmp_path, size_bytes=SIZE, shelf=1, durable=False)
+    try:
+        await anyio.sleep(0.15)  # on a slot that is given out at once change times tell nothing
+        sandbox = new_sandbox_id()
+        path = await opened.create(sandbox, 1024)
+        before = await to_thread.run_sync(use, inside(opened, path))
+        await opened.discard(sandbox)
+        assert await settled(lambda: is_empty(inside(opened, path, "work")))
+        upper = inside(opened, path)
+        state = await to_thread.run_sync(
+            lambda: (
+                upper.stat().st_ino == before,
+                os.listdir(upper),
+                os.listxattr(upper),
+                upper.stat().st_mode & 0o7777,
+            )
+        )
+        assert state == (touch == "nothing", [], [], 0o755)
+    finally:
+        await opened.close()
 
 
 async def test_a_full_layer_is_destroyed_and_its_space_comes_back(layers: BtrfsLayers) -> None:
