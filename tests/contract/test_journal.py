@@ -9,15 +9,19 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from dsec.errors import Busy, Conflict, StorageFull, StoreDamaged
-from dsec.model.journal import Draft, Finding, Phase
+from dsec.errors import Busy, Conflict, NotFound, StorageFull, StoreDamaged
+from dsec.model.journal import Draft, Finding, Json, Phase
+from dsec.model.sandbox import SandboxInfo, State
+from dsec.stores.chain import GENESIS, link, prepare
 from dsec.stores.journal import SqliteStore, verify_directory
 from dsec.stores.keeper import Pace
+from dsec.stores.retention import Victim
 from dsec.stores.schema import Durability
 from dsec.testing.contracts.journal import JournalContract, SandboxesContract, act, note, sandbox
 
@@ -402,3 +406,128 @@ async def test_verifying_beside_a_writer_finds_nothing(tmp_path: Path) -> None:
             assert await findings(tmp_path) == []
         done = True
     await store.close()
+
+
+# A journal has a bound.
+
+
+async def _bounded(home: Path, clock: list[float]) -> SqliteStore:
+    return await SqliteStore.open(
+        home / "state",
+        key=home / "keys" / "journal.key",
+        engine_id="en-test",
+        pace=Pace(records=20, seconds=0.01, keep_bytes=300_000),
+        now=lambda: clock[0],
+    )
+
+
+async def _lived(store: SqliteStore, count: int) -> list[SandboxInfo]:
+    """Sandboxes with a few records each, all gone; every tenth of them with more than are dropped in one step."""
+    infos = [sandbox() for _ in range(count)]
+    for n, info in enumerate(infos):
+        await store.add(info, note(info.id))
+        await store.append(*(note(info.id, n=m, text="x" * 300) for m in range(130 if n % 10 == 0 else 5)))
+        await store.move(info.id, seen=info.state, to=State.GONE, draft=note(info.id))
+    return infos
+
+
+async def _until_dropped(store: SqliteStore, chains: int) -> dict[str, Json]:
+    for _ in range(500):
+        notes = await store.latest("engine", "journal.drop")
+        named = {
+            name: end for one in notes for name, end in cast("dict[str, Json]", one.payload["chains"]).items()
+        }
+        if len(named) >= chains and not await store.read(list(named)[-1]):
+            return named
+        await anyio.sleep(0.02)
+    raise AssertionError("nothing was dropped")
+
+
+async def test_the_oldest_of_what_is_gone_is_dropped_and_the_rest_verifies(tmp_path: Path) -> None:
+    clock = [1000.0]
+    store = await _bounded(tmp_path, clock)
+    alive = sandbox(state=State.RUNNING)
+    await store.add(alive, note(alive.id))
+    old = await _lived(store, 60)
+    await anyio.sleep(0.1)
+    assert await store.latest("engine", "journal.drop") == ()  # they ended just now
+    clock[0] += 1000.0
+    young = await _lived(store, 1)
+    named = await _until_dropped(store, 60)
+    assert {info.id for info in old} <= named.keys()
+    assert not {alive.id, young[0].id, "engine"} & named.keys()
+    with pytest.raises(NotFound):
+        await store.get(old[0].id)
+    assert len(await store.read(alive.id)) == 1
+    assert len(await store.read(young[0].id)) == 132
+    assert await store.verify() == ()
+    await store.close()
+    assert await findings(tmp_path) == []
+    _edit(tmp_path / "state" / "journal.db", f"DELETE FROM record WHERE chain = (SELECT number FROM chain WHERE name = '{alive.id}')")  # fmt: skip
+    assert await findings(tmp_path) == [(alive.id, 1)]
+
+
+async def test_half_dropped_is_no_damage_and_is_finished(tmp_path: Path) -> None:
+    """As a death between the signed record and the last deletion leaves it."""
+    clock = [1000.0]
+    store = await _bounded(tmp_path, clock)
+    old = await _lived(store, 60)
+    clock[0] += 1000.0
+    retention = store._parts.keeper._retention
+    dropped = retention._delete
+
+    def dies(victim: Victim) -> int:
+        dropped(victim)
+        raise StorageFull("here")
+
+    retention._delete = dies  # type: ignore[method-assign]
+    await store.append(*(note(n=n) for n in range(30)))
+    for _ in range(200):
+        if not await store.read(old[0].id, limit=1, after=0) or (await store.read(old[0].id))[0].seq > 1:
+            break
+        await anyio.sleep(0.02)
+    assert [record.seq for record in await store.read(old[0].id)] == list(range(101, 133))
+    assert await store.verify() == ()
+    await store.close()
+    assert await findings(tmp_path) == []
+    store = await _bounded(tmp_path, clock)
+    await store.append(*(note(n=n) for n in range(30)))
+    for _ in range(200):
+        if not await store.read(old[0].id):
+            break
+        await anyio.sleep(0.02)
+    assert await store.read(old[0].id) == ()
+    assert await store.verify() == ()
+    await store.close()
+    assert await findings(tmp_path) == []
+
+
+async def test_what_only_an_unsigned_record_calls_dropped_is_missing(tmp_path: Path) -> None:
+    path = await _chain_of(tmp_path)
+    named: dict[str, Json] = {"chains": {"a": [6, "00" * 32]}}
+    forged = Draft(chain="engine", act="journal.drop", phase=Phase.NOTE, payload=named)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("DELETE FROM record WHERE chain = 1")
+        db.execute("DELETE FROM chain WHERE number = 1")
+        number = db.execute("INSERT INTO chain (name) VALUES ('engine')").lastrowid or 0
+        one = prepare(forged)
+        digest = link(one, seq=1, at=1, previous=GENESIS)
+        row = (number << 32 | 1, 1, forged.act, "note", "", "local", one.payload, digest)
+        db.execute(
+            "INSERT INTO record (id, at, act, phase, ref, actor, payload, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+    assert await findings(tmp_path) == [("a", 1)]
+
+
+async def test_verifying_while_chains_are_dropped_finds_nothing(tmp_path: Path) -> None:
+    clock = [1000.0]
+    store = await _bounded(tmp_path, clock)
+    for _ in range(4):
+        await _lived(store, 40)
+        clock[0] += 1000.0
+        for _ in range(3):
+            assert await findings(tmp_path) == []
+    assert len(await store.latest("engine", "journal.drop")) > 1
+    await store.close()
+    assert await findings(tmp_path) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import json
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from dsec.model.journal import Finding
 from dsec.stores import checkpoints
 from dsec.stores.chain import GENESIS, link_fields
 from dsec.stores.journal_sql import CHECKPOINT
+from dsec.stores.retention import ACT, ENGINE
 from dsec.stores.schema import SEQ_BITS, SEQ_MAX, connect, translated
 
 CHECKPOINTS: Final = "checkpoints"
@@ -33,6 +36,11 @@ _ROWS: Final = (
 )
 _NUMBERS: Final = range(-(2**31), 2**31)
 _SIGNED: Final = "CREATE TABLE signed (chain TEXT, seq INTEGER, digest BLOB, seen INTEGER DEFAULT 0)"
+_DROPPED: Final = "CREATE TABLE dropped (chain TEXT PRIMARY KEY, seq INTEGER, digest BLOB) WITHOUT ROWID"
+_MISSING: Final = """
+    SELECT s.chain, max(s.seq) FROM signed s LEFT JOIN dropped d ON d.chain = s.chain
+    WHERE s.seen = 0 GROUP BY s.chain HAVING max(s.seq) > coalesce(max(d.seq), 0)
+"""
 _SIGNED_INDEX: Final = "CREATE INDEX signed_chain ON signed (chain, seq)"
 
 
@@ -48,41 +56,50 @@ class Sources:
 def audit(sources: Sources) -> tuple[Finding, ...]:
     """All that is wrong, at most 1,000 findings; for each chain its first bad record.
 
-    Works beside a writer: checkpoints are read first, so the records can only be ahead of them.
+    Works beside a writer: checkpoints are read first, so the records can only be ahead of them. What was dropped to keep
+    the journal within its bound is no finding: a signed record says so, and ties what is left to what was dropped.
 
     Raises:
         StoreDamaged: the database cannot be read at all.
     """
-    findings: list[Finding] = []
+    findings = _findings(sources, None)
+    if findings:
+        # Beside a writer, chains may have been dropped after the checkpoints were read: look at the suspects again.
+        findings = _findings(sources, frozenset(finding.chain for finding in findings))
+    return findings
+
+
+def _findings(sources: Sources, only: frozenset[str] | None) -> tuple[Finding, ...]:
     with (
         translated(),
         contextlib.closing(connect(sources.database, read_only=True)) as db,
         contextlib.closing(sqlite3.connect("")) as signed,  # a temporary file: memory stays bounded
     ):
         db.text_factory = _text
-        for finding in _all(db, signed, sources):
-            findings.append(finding)
-            if len(findings) >= MAX_FINDINGS:
-                break
-    return tuple(findings)
+        return tuple(itertools.islice(_all(db, signed, sources, only), MAX_FINDINGS))
 
 
 def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")  # altered text need not be UTF-8; it must still be named
 
 
-def _all(db: sqlite3.Connection, signed: sqlite3.Connection, sources: Sources) -> Iterator[Finding]:
+def _all(
+    db: sqlite3.Connection, signed: sqlite3.Connection, sources: Sources, only: frozenset[str] | None
+) -> Iterator[Finding]:
+    """What is wrong with the file of checkpoints, the chain of the engine, and all other chains or ``only`` these."""
     noted = db.execute(CHECKPOINT).fetchone()
     yield from _load(signed, sources, checkpoints.Place(*noted) if noted else None)
-    for number in _numbers(db):
-        finding = _chain(db, signed, number)
+    engine = db.execute("SELECT number FROM chain WHERE name = ?", (ENGINE,)).fetchone()
+    first = [engine[0]] if engine else []  # it says what was dropped
+    for number in itertools.chain(first, (other for other in _numbers(db) if other not in first)):
+        finding = _numbered(db, signed, number, only)
         if finding is not None:
             yield finding
-    missing = "SELECT chain, max(seq) FROM signed WHERE seen = 0 GROUP BY chain"
-    for chain, seq in signed.execute(missing):
-        yield Finding(
-            chain=chain, seq=1, problem=f"the whole chain is missing; a checkpoint signed {seq} records"
-        )
+    for name, seq in signed.execute(_MISSING):
+        if only is None or name in only:
+            yield Finding(
+                chain=name, seq=1, problem=f"the whole chain is missing; a checkpoint signed {seq} records"
+            )
 
 
 def _numbers(db: sqlite3.Connection) -> Iterator[int]:
@@ -103,6 +120,7 @@ def _load(signed: sqlite3.Connection, sources: Sources, noted: checkpoints.Place
     """Fill ``signed`` from the file; what is wrong with the file itself."""
     signed.execute(_SIGNED)
     signed.execute(_SIGNED_INDEX)
+    signed.execute(_DROPPED)
     place, met = checkpoints.Place(), noted is not None and noted.n == 0
     try:
         for checkpoint in checkpoints.read(sources.checkpoints, sources.public):
@@ -125,9 +143,13 @@ def _load(signed: sqlite3.Connection, sources: Sources, noted: checkpoints.Place
         )
 
 
-def _chain(db: sqlite3.Connection, signed: sqlite3.Connection, number: int) -> Finding | None:
+def _numbered(
+    db: sqlite3.Connection, signed: sqlite3.Connection, number: int, only: frozenset[str] | None
+) -> Finding | None:
     row = db.execute("SELECT name FROM chain WHERE number = ?", (number,)).fetchone()
     if row is None:
+        if next(_rows(db, number, 0), None) is None:
+            return None  # dropped since it was seen
         return Finding(chain=f"#{number}", seq=1, problem="records of a chain whose name is missing")
     name = row[0]
     if number not in _NUMBERS:
@@ -135,14 +157,29 @@ def _chain(db: sqlite3.Connection, signed: sqlite3.Connection, number: int) -> F
     if not isinstance(name, str):
         return Finding(chain=f"#{number}", seq=1, problem=f"its name is {type(name).__name__}, not text")
     signed.execute("UPDATE signed SET seen = 1 WHERE chain = ?", (name,))
-    marks = signed.execute("SELECT seq, digest FROM signed WHERE chain = ? ORDER BY seq, rowid", (name,))
+    if only is not None and name not in only and name != ENGINE:
+        return None
+    return _chain(db, signed, number, name)
+
+
+def _chain(db: sqlite3.Connection, signed: sqlite3.Connection, number: int, name: str) -> Finding | None:
+    dropped = signed.execute("SELECT seq, digest FROM dropped WHERE chain = ?", (name,)).fetchone()
+    seq, previous = start = dropped or (0, GENESIS)
+    last = signed.execute("SELECT max(seq) FROM signed WHERE chain = ?", (name,)).fetchone()[0] or 0
+    marks = signed.execute(
+        "SELECT seq, digest FROM signed WHERE chain = ? AND seq >= ? ORDER BY seq, rowid", (name, seq)
+    )
     mark = marks.fetchone()
-    seq, previous = 0, GENESIS
-    for values in _rows(db, number):
-        problem = _problem(name, seq + 1, values, previous)
-        if problem:
-            return Finding(chain=name, seq=seq + 1, problem=problem)
-        seq, previous = seq + 1, values[8]
+    for values in itertools.chain(
+        [None], _rows(db, number, seq)
+    ):  # None: the place from which the chain is there
+        if values is not None:
+            problem = _problem(name, seq + 1, values, previous)
+            if problem:
+                return Finding(chain=name, seq=seq + 1, problem=problem)
+            seq, previous = seq + 1, values[8]
+            if name == ENGINE and seq <= last and values[2] == ACT:
+                _note_drops(signed, values[6])
         while mark is not None and mark[0] <= seq:
             if mark[0] == seq and mark[1] != previous:
                 return Finding(
@@ -151,23 +188,29 @@ def _chain(db: sqlite3.Connection, signed: sqlite3.Connection, number: int) -> F
                     problem="not the record that was signed; it, or one before it, was rewritten",
                 )
             mark = marks.fetchone()
-    return _end(signed, name, seq)
+    return _end(name, seq, last, there=(seq, previous) != start or dropped is not None)
 
 
-def _end(signed: sqlite3.Connection, name: str, seq: int) -> Finding | None:
-    last = signed.execute("SELECT max(seq) FROM signed WHERE chain = ?", (name,)).fetchone()[0]
-    if last is not None and last > seq:
+def _note_drops(signed: sqlite3.Connection, payload: bytes) -> None:
+    """A record that is signed says which chains were dropped; up to which record, and its digest."""
+    chains = json.loads(payload)["chains"]
+    rows = [(name, seq, bytes.fromhex(digest)) for name, (seq, digest) in chains.items()]
+    signed.executemany("INSERT OR REPLACE INTO dropped VALUES (?, ?, ?)", rows)
+
+
+def _end(name: str, seq: int, last: int, *, there: bool) -> Finding | None:
+    if last > seq:
         problem = f"the tail was cut: a checkpoint signed {last} records, {seq} are left"
         return Finding(chain=name, seq=seq + 1, problem=problem)
-    if seq == 0:
+    if not there:
         return Finding(chain=name, seq=1, problem="the chain has a name and no records")
     return None
 
 
-def _rows(db: sqlite3.Connection, number: int) -> Iterator[tuple[Any, ...]]:
+def _rows(db: sqlite3.Connection, number: int, dropped: int) -> Iterator[tuple[Any, ...]]:
     """Records in order, each with its number first; a page at a time: no long read keeps the write-ahead log from shrinking."""
     first = number << SEQ_BITS
-    start, last = first, first + SEQ_MAX
+    start, last = first + dropped + 1 if dropped else first, first + SEQ_MAX
     while True:
         page = db.execute(_ROWS, (start, last, _PAGE)).fetchall()
         for row in page:

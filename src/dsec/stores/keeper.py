@@ -14,6 +14,7 @@ from typing import Final
 from dsec.errors import DsecError
 from dsec.stores.checkpoints import MAX_HEADS, CheckpointFile, Place
 from dsec.stores.ledger import Head, Ledger
+from dsec.stores.retention import Retention
 from dsec.stores.schema import begin_log, transaction, translated
 from dsec.stores.writer import Writer
 
@@ -36,11 +37,13 @@ class Pace:
         records: sign after so many records …
         seconds: … or so long after the first unsigned one.
         wal_bytes: begin the write-ahead log anew when it is longer, roughly, and nobody appends; always at four times this.
+        keep_bytes: drop the oldest chains of sandboxes that are gone when the database holds more.
     """
 
     records: int = 1000
     seconds: float = 30.0
     wal_bytes: int = 16 * 2**20
+    keep_bytes: int = 512 * 2**20
 
 
 class Keeper:
@@ -65,6 +68,7 @@ class Keeper:
         self._writer = writer
         self._ledger = ledger
         self._file = file
+        self._retention = Retention(db, writer, ledger, keep_bytes=pace.keep_bytes, now=now)
         self._pace = pace
         self._now = now
         self._commits = 0
@@ -161,6 +165,15 @@ class Keeper:
                 return True
         return False
 
+    def _retain(self) -> None:
+        """Drop what is too much."""
+        while not self._closing and self._retention.due():
+            victims = self._retention.name()
+            if not victims:
+                return  # all that is left is of sandboxes that live, or ended just now
+            self.sign()
+            self._retention.drop(victims)
+
     def _nudge(self) -> None:
         # Called under the writer's lock; the keeper never waits for that lock while it holds this one.
         with self._wake:
@@ -174,6 +187,7 @@ class Keeper:
                     self.shorten()
                 if self._signing_due():
                     self.sign()
+                self._retain()
             except DsecError as exc:
                 _LOG.error("the journal's keeper: %s", exc)
                 if self._pause():

@@ -140,6 +140,10 @@ class Ledger:
         """Which of these chains have had no record since these were their heads."""
         return [chain for chain, head in heads.items() if self.unsigned.get(chain) == head]
 
+    def drop(self, chain: str) -> None:
+        """Its records were deleted."""
+        self._heads.pop(chain, None)
+
     def _need_room(self) -> None:
         if len(self.unsigned) + len(self._staged) >= self._unsigned_max:
             raise StorageFull(
