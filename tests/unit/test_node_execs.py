@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -349,13 +350,40 @@ async def test_what_was_seen_before_a_reattachment_counts_once() -> None:
     output.take(chunk(0, b"abc"))
     output.take(chunk(1, b"bcde"))
     output.take(chunk(0, b"ab"))
-    assert bytes(output.stdout.kept) == b"abcde"
+    assert output.stdout.first() == b"abcde"
     output.take(chunk(7, b"hi"))
     assert not output.stdout.whole
-    assert bytes(output.stdout.kept) == b"abcde"
+    assert output.stdout.first() == b"abcde"
     assert output.dropped == 4
 
 
 def test_the_fake_knows_no_other_commands() -> None:
     assert ordinary(Command(id=new_exec_id(), argv=[b"rm"])).code == 127
     assert issubclass(TooLarge, DsecError)
+
+
+async def test_what_is_kept_is_replayed_from_any_offset_whatever_the_pieces() -> None:
+    rng = random.Random(7)
+    for _ in range(60):
+        limit = rng.choice([1, 100, 5000, 70_000, 300_000])
+        output = Output(limit=limit)
+        said = b""
+        while len(said) < limit + 10:
+            more = rng.randbytes(rng.choice([1, 7, 4095, 4096, 5000, 70_000]))
+            output.take(chunk(len(said), more))
+            said += more
+        output.finish()
+        assert output.stdout.first() == said[:limit]
+        floor = rng.randrange(limit + 2)
+        found = [piece async for piece in output.read(stdout=floor)]
+        assert b"".join(piece.data for piece in found) == said[floor:limit]
+        assert all(piece.data for piece in found)
+        for piece in found:
+            assert piece.data == said[piece.offset : piece.offset + len(piece.data)]
+
+
+async def test_single_bytes_are_kept_without_an_object_each() -> None:
+    output = Output(limit=1 << 20)
+    for at in range(100_000):
+        output.take(chunk(at, b"x"))
+    assert len(output.stdout._held) <= 2

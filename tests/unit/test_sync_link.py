@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import pytest
 
@@ -31,11 +31,11 @@ def test_a_value_comes_back(bridge: Bridge) -> None:
 
 def test_an_awaitable_that_is_no_coroutine(bridge: Bridge) -> None:
     class Later:
-        def __await__(self) -> Iterator[object]:
+        def __await__(self) -> Generator[object, None, int]:
             yield from asyncio.sleep(0).__await__()
             return 8
 
-    assert bridge.call(Later()) == 8  # type: ignore[arg-type]
+    assert bridge.call(Later()) == 8
 
 
 def test_an_error_comes_back_and_nothing_is_kept(bridge: Bridge) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -202,15 +203,24 @@ async def _single(content: bytes) -> AsyncIterator[bytes]:
         yield content[start : start + PIECE]
 
 
-async def _file_pieces(read: Callable[[int], bytes]) -> AsyncIterator[bytes]:
-    while piece := await asyncio.to_thread(read, PIECE):
-        yield _bytes(piece)
+def _file_pieces(read: Callable[[int], bytes]) -> AsyncIterator[bytes]:
+    return _ahead(lambda: read(PIECE) or None)
 
 
-async def _threaded(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    source = iter(pieces)
-    while (piece := await asyncio.to_thread(next, source, None)) is not None:
-        yield _bytes(piece)
+def _threaded(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    return _ahead(partial(next, iter(pieces), None))
+
+
+async def _ahead(fetch: Callable[[], bytes | None]) -> AsyncIterator[bytes]:
+    """Pieces until there is None, each fetched on a thread while the one before it is used."""
+    coming = asyncio.ensure_future(asyncio.to_thread(fetch))
+    try:
+        while (piece := await coming) is not None:
+            coming = asyncio.ensure_future(asyncio.to_thread(fetch))
+            yield _bytes(piece)
+    finally:
+        if not coming.cancel() and not coming.cancelled():
+            coming.exception()  # what the source raised after the last piece that was wanted concerns nobody
 
 
 def _bytes(piece: object) -> bytes:

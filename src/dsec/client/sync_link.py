@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeVar
@@ -19,6 +19,7 @@ T = TypeVar("T")
 Connect = Callable[[], Awaitable[Services]]
 
 JOIN_PATIENCE: Final = 10.0  # seconds
+AHEAD: Final = 8  # pieces of a stream, of at most 256 KiB
 
 
 class _Crossing(Generic[T]):
@@ -80,6 +81,13 @@ class _Crossing(Generic[T]):
         return self._value  # type: ignore[return-value]  # set whenever there is no error
 
 
+async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Streams that somebody stopped reading without closing them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Bridge:
     """A daemon thread that runs an event loop. It starts with the first call and ends with :meth:`stop`."""
 
@@ -103,6 +111,7 @@ class Bridge:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
+            loop.run_until_complete(_ended(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)
@@ -187,27 +196,68 @@ class Link:
         return self._bridge.call(work)
 
     def iterate(self, stream: AsyncIterator[T]) -> Iterator[T]:
-        """A stream of the engine. Leaving it early closes it there."""
+        """A stream of the engine, read a little ahead. Leaving it early closes it there."""
+        pump = _Pump(stream)
         try:
-            while True:
-                pieces, more = self._bridge.call(_some(stream))
+            more = True
+            while more:
+                pieces, more = self._bridge.call(pump.take())
                 yield from pieces
-                if not more:
-                    return
         finally:
             with suppress(Conflict):  # closed meanwhile
-                self._bridge.call(_closed(stream))
+                self._bridge.call(pump.close())
 
 
-async def _some(stream: AsyncIterator[T]) -> tuple[list[T], bool]:
-    """The next piece; False: it was the end."""
-    try:
-        return [await anext(stream)], True
-    except StopAsyncIteration:
-        return [], False
+class _Pump(Generic[T]):
+    """Reads a stream on the loop, at most ``AHEAD`` pieces ahead of the caller's thread, so that not every piece waits for both."""
 
+    def __init__(self, stream: AsyncIterator[T]) -> None:
+        self._stream = stream
+        self._pieces: list[T] = []
+        self._changed: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
-async def _closed(stream: AsyncIterator[Any]) -> None:
-    close = getattr(stream, "aclose", None)
-    if close is not None:
-        await close()
+    async def take(self) -> tuple[list[T], bool]:
+        """All that has come, at least one piece unless the stream is at its end; False: it was the end.
+
+        Raises: what the stream raised, after its last piece.
+        """
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        while not self._pieces and not self._task.done():
+            await self._change()
+        pieces, self._pieces = self._pieces, []
+        self._notify()
+        if not pieces:
+            self._task.result()
+        return pieces, bool(pieces)
+
+    async def _run(self) -> None:
+        try:
+            async for piece in self._stream:
+                self._pieces.append(piece)
+                self._notify()
+                while len(self._pieces) >= AHEAD:
+                    await self._change()
+        finally:
+            asyncio.get_running_loop().call_soon(self._notify)  # when this task is done
+
+    async def _change(self) -> None:
+        self._changed = self._changed or asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set_result(None)
+
+    async def close(self) -> None:
+        """End the stream and what reads it."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._task is not None and not self._task.cancelled():
+            self._task.exception()  # told already, or nobody wants it
+        close = getattr(self._stream, "aclose", None)
+        if close is not None:
+            await close()

@@ -13,6 +13,7 @@ from dsec.model.execs import Chunk, Stream
 WINDOW_BYTES: Final = 1 << 20  # what a reader may lag behind before the command waits for it
 WINDOW_CHUNKS: Final = 1024
 PIECE: Final = 1 << 16
+SMALL: Final = 1 << 12
 
 
 class Hash(Protocol):
@@ -24,12 +25,15 @@ class Hash(Protocol):
 
 
 class Side:
-    """One stream. ``seen``: bytes so far, gaps included; ``kept``: the first of them; ``whole``: there was no gap."""
+    """One stream. ``seen``: bytes so far, gaps included; ``kept``: how many of the first are held; ``whole``: there was no gap."""
 
-    __slots__ = ("_digest", "kept", "seen", "whole")
+    __slots__ = ("_digest", "_held", "kept", "seen", "whole")
 
     def __init__(self) -> None:
-        self.kept = bytearray()
+        self._held: list[
+            bytes | bytearray
+        ] = []  # large pieces as they came: one buffer would be copied as it grows
+        self.kept = 0
         self.seen = 0
         self.whole = True
         self._digest: Hash | None = None  # many commands write nothing
@@ -48,11 +52,37 @@ class Side:
             self._digest = sha256()
         self._digest.update(data)
         self.seen = chunk.offset + len(data)
-        if self.whole:
-            room = limit - len(self.kept)
-            if room > 0:
-                self.kept += data if len(data) <= room else data[:room]
+        if self.whole and self.kept < limit:
+            room = limit - self.kept
+            self._keep(data if len(data) <= room else data[:room])
         return chunk
+
+    def _keep(self, data: bytes) -> None:
+        """Small pieces share one buffer: each alone would take more memory than its bytes."""
+        self.kept += len(data)
+        last = self._held[-1] if self._held else b""
+        if len(data) >= SMALL:
+            self._held.append(data)
+        elif isinstance(last, bytearray) and len(last) < PIECE:
+            last += data
+        else:
+            self._held.append(bytearray(data))
+
+    def first(self) -> bytes:
+        """All that is kept."""
+        return b"".join(self._held)
+
+    def pieces(self, floor: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """What is kept from ``floor`` to ``end``, with offsets."""
+        start = 0
+        for held in tuple(self._held):
+            if start >= end:
+                return
+            size = min(len(held), end - start)
+            if start + size > floor:
+                skip = max(floor - start, 0)
+                yield start + skip, bytes(held[skip:size])
+            start += size
 
     def digest(self) -> str:
         """Of all that was taken, in hexadecimal."""
@@ -95,7 +125,7 @@ class Output:
     @property
     def kept(self) -> int:
         """Bytes held in memory."""
-        return len(self.stdout.kept) + len(self.stderr.kept)
+        return self.stdout.kept + self.stderr.kept
 
     @property
     def dropped(self) -> int:
@@ -132,21 +162,24 @@ class Output:
         """From these offsets on: first what is kept, then what comes."""
         reader = Reader()
         floor = {Stream.STDOUT: stdout, Stream.STDERR: stderr}
-        replay = [
-            (Stream.STDOUT, self.stdout, len(self.stdout.kept)),
-            (Stream.STDERR, self.stderr, len(self.stderr.kept)),
-        ]
+        replay = ((Stream.STDOUT, self.stdout.kept), (Stream.STDERR, self.stderr.kept))
         self._readers.add(reader)
         try:
-            for stream, side, end in replay:
-                for start in range(floor[stream], end, PIECE):
-                    yield Chunk(stream, start, bytes(side.kept[start : min(start + PIECE, end)]))
+            for stream, end in replay:
+                for chunk in self._replayed(stream, floor[stream], end):
+                    yield chunk
             async for chunk in self._live(reader):
                 for piece in _above(chunk, floor[chunk.stream]):
                     yield piece
         finally:
             self._readers.discard(reader)
             self._release()
+
+    def _replayed(self, stream: Stream, floor: int, end: int) -> Iterator[Chunk]:
+        """What is kept from ``floor`` to ``end``: what comes meanwhile waits for the reader."""
+        side = self.stdout if stream is Stream.STDOUT else self.stderr
+        for start, data in side.pieces(floor, end):
+            yield Chunk(stream, start, data)
 
     async def _live(self, reader: Reader) -> AsyncIterator[Chunk]:
         while True:

@@ -396,7 +396,7 @@ class Runner:
 
 def _result(run: Run, exit_: Exit, *, oom: bool) -> ExecResult:
     output = run.output
-    stdout, stderr = bytes(output.stdout.kept), bytes(output.stderr.kept)
+    stdout, stderr = output.stdout.first(), output.stderr.first()
     # What init says it produced counts too: the command may have gone on after the last byte that was sent.
     made = max(output.stdout.seen + output.stderr.seen, exit_.stdout_bytes + exit_.stderr_bytes)
     dropped = max(made - len(stdout) - len(stderr), 0)

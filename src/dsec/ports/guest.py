@@ -135,7 +135,7 @@ class GuestFiles(ABC):
 
     @abstractmethod
     async def write(
-        self, path: str, content: AsyncIterator[bytes], *, who: Identity, options: WriteOptions
+        self, path: str, content: AsyncIterator[bytes | memoryview], *, who: Identity, options: WriteOptions
     ) -> Entry:
         """Write all of ``content``; on any failure, or cancellation, an atomic write leaves nothing."""
 

@@ -179,7 +179,7 @@ class _Outgoing(_Operation):
         if self.failure is not None:
             raise self.failure
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Raises: what went wrong, as soon as init said it."""
         if not await self.outlet.send(data) and self.failure is not None:
             raise self.failure
@@ -304,7 +304,7 @@ class FilesOverLink(GuestFiles):
             self._link.abandon(channel)
 
     async def write(
-        self, path: str, content: AsyncIterator[bytes], *, who: Identity, options: WriteOptions
+        self, path: str, content: AsyncIterator[bytes | memoryview], *, who: Identity, options: WriteOptions
     ) -> Entry:
         """Write all of ``content``; on any failure, or cancellation, an atomic write leaves nothing."""
         channel = _Outgoing(self._link, path)

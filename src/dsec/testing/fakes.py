@@ -404,7 +404,7 @@ class FakeFiles(GuestFiles):
         return self._all[path.rstrip("/")]
 
     async def write(
-        self, path: str, content: AsyncIterator[bytes], *, who: Identity, options: WriteOptions
+        self, path: str, content: AsyncIterator[bytes | memoryview], *, who: Identity, options: WriteOptions
     ) -> Entry:
         if options.exclusive and path in self._all:
             raise FileProblem(f"{path}: file exists", path=path, errno=errno.EEXIST)
