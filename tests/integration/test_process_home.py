@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
-from dsec.runtimes import process
+from dsec.model.ids import SandboxId, new_sandbox_id
+from dsec.runtimes import homes
 
 
 def deep(top: Path, depth: int) -> None:
@@ -30,7 +32,7 @@ def home(tmp_path: Path) -> Path:
 
 def test_deeper_than_python_recurses(home: Path) -> None:
     deep(home, 3000)
-    process._remove_home(home)
+    homes.remove_tree(home)
     assert not home.exists()
 
 
@@ -39,7 +41,7 @@ def test_directories_that_nobody_may_enter(home: Path) -> None:
     (home / "closed/file").write_bytes(b"x")
     (home / "closed/inner").chmod(0)
     (home / "closed").chmod(0)
-    process._remove_home(home)
+    homes.remove_tree(home)
     assert not home.exists()
 
 
@@ -51,12 +53,62 @@ def test_links_are_removed_and_not_followed(home: Path, tmp_path: Path) -> None:
     (home / "d").mkdir()
     (home / "d/up").symlink_to("../../outside")
     os.mkfifo(home / "d/fifo")
-    process._remove_home(home)
+    homes.remove_tree(home)
     assert not home.exists()
     assert (outside / "kept").exists()
 
 
 def test_one_that_is_gone_already(home: Path) -> None:
     home.rmdir()
-    process._remove_home(home)
+    homes.remove_tree(home)
     assert not home.exists()
+
+
+async def _reserved(place: homes.Homes) -> SandboxId:
+    """An id whose directory is there already."""
+    for _ in range(200):
+        sandbox = place.reserve()
+        if place.path(sandbox).is_dir():
+            return sandbox
+        await asyncio.sleep(0.01)
+    raise AssertionError("none is made ahead")
+
+
+def test_homes_are_made_ahead_and_each_is_used_once(tmp_path: Path) -> None:
+    asyncio.run(_use_each_once(tmp_path))
+
+
+async def _use_each_once(tmp_path: Path) -> None:
+    place = homes.Homes(tmp_path)
+    used = [await _reserved(place) for _ in range(12)]
+    assert len(set(used)) == 12
+    for sandbox in used:
+        home = await place.make(sandbox)
+        assert {entry.name: entry.stat().st_mode & 0o7777 for entry in home.iterdir()} == {
+            "tmp": 0o700,
+            "home": 0o700,
+        }
+    asked = new_sandbox_id()
+    assert (await place.make(asked)).is_dir()  # an id that was not reserved has none yet
+    (place.path(used[0]) / "tmp" / "left").touch()
+    (place.path(used[1]) / "home").rmdir()
+    for sandbox in (*used, asked, asked):
+        await place.remove(sandbox)
+        assert not place.path(sandbox).exists()
+    place.close()
+    assert place.all() == set()
+
+
+def test_promised_homes_that_nobody_uses_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes, "PROMISED", 3)
+    asyncio.run(_use_none(tmp_path))
+
+
+async def _use_none(tmp_path: Path) -> None:
+    place = homes.Homes(tmp_path)
+    for _ in range(20):
+        await _reserved(place)
+    await asyncio.sleep(0.1)
+    assert len(place.all()) <= 3 + 1 + homes.AHEAD
+    place.close()
+    assert place.all() == set()

@@ -77,7 +77,7 @@ class ReadyRuntime(Runtime):
             return one.running.id
         self.misses += 1
         self._fill()
-        return new_sandbox_id()
+        return self._inner.reserve(spec)
 
     def _change(self, kind: Plan) -> None:
         self._kind = kind
