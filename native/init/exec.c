@@ -19,6 +19,7 @@ static struct exec *actives, *all;
 static uint32_t kept, running;
 
 uint32_t execs_kept(void) { return kept; }
+uint32_t execs_running(void) { return running; }
 
 void execs_carried(struct tree_usage *sum) {
     for (const struct exec *e = all; e; e = e->all_next)
@@ -65,7 +66,7 @@ static struct exec *exec_new(const struct request *q) {
     e->pty = q->bits & EXEC_PTY;
     e->late = exec_late(q);
     e->announce_by = e->obeyed_by = NEVER;
-    e->control.fd = e->in.io.fd = e->s[0].io.fd = e->s[1].io.fd = -1;
+    e->control.fd = e->in.io.fd = e->s[0].io.fd = e->s[1].io.fd = e->s[0].writer = e->s[1].writer = -1;
     e->s[0].ring.keep = e->s[1].ring.keep = (size_t)q->keep;
     e->s[1].done = e->pty;
     e->started = now_ns();
@@ -88,10 +89,21 @@ static void exec_link(struct exec *e) {
 
 static struct exec *releases;
 
+static int order(const struct exec *e, uint8_t what, uint8_t signo, bool group) {
+    const uint8_t message[ORDER_SIZE] = {what, signo, group};
+    size_t n = what == ORDER_SIGNAL ? sizeof message : 1;
+    return send(e->control.fd, message, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? errno : 0;
+}
+
 static void release_now(struct exec *e) {
     e->releasing = false;
     if (e->control.fd < 0)
         return;
+    if (!e->waits) {
+        order(e, ORDER_GO, 0, false);
+        io_close(&e->control);
+        return;
+    }
     io_leave(&e->control);
     usage_join(&e->monitor.before, &e->usage);
     spare_offer(&e->monitor);
@@ -235,8 +247,7 @@ void exec_attach(const struct request *q) {
 }
 
 static void order_kill(struct exec *e) {
-    char order = ORDER_KILL;
-    send(e->control.fd, &order, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    order(e, ORDER_KILL, 0, false);
     if (e->obeyed_by == NEVER)
         e->obeyed_by = now_ns() + OBEY_WITHIN;
 }
@@ -252,10 +263,6 @@ static void ask_kill(struct exec *e, uint8_t reason) {
         order_kill(e);
 }
 
-static int send_signal(const struct exec *e, uint32_t signo, bool group) {
-    return kill(group ? -e->pid : e->pid, (int)signo) == 0 ? 0 : errno;
-}
-
 static int deliver(struct exec *e, const struct request *q) {
     if (e->state != RUNNING)
         return ESRCH;
@@ -265,13 +272,9 @@ static int deliver(struct exec *e, const struct request *q) {
     }
     if (e->kill_reason || e->reaped || sv.killing)
         return 0; /* it is being killed; its pid may not be its own any more */
-    if (e->pid)
-        return send_signal(e, q->number, q->bits == 1);
-    if (e->early)
-        return EAGAIN;
-    e->early = q->number;
-    e->early_group = q->bits == 1;
-    return 0;
+    if (e->lost) /* it is init's own child now */
+        return kill(q->bits == 1 ? -e->pid : e->pid, (int)q->number) == 0 ? 0 : errno;
+    return order(e, ORDER_SIGNAL, (uint8_t)q->number, q->bits == 1) == EAGAIN ? EAGAIN : 0;
 }
 
 static void answer(uint32_t channel, int err, const char *message) {
@@ -381,8 +384,6 @@ static void ended_by_status(struct exec *e, int status, uint8_t reason) {
 
 static void started(struct exec *e, pid_t pid) {
     e->pid = pid;
-    if (e->early && !e->kill_reason)
-        send_signal(e, e->early, e->early_group);
     if (e->late)
         e->announce_by = now_ns() + LATEST;
     else
@@ -390,6 +391,9 @@ static void started(struct exec *e, pid_t pid) {
 }
 
 static void ended(struct exec *e, const struct report *r, uint8_t reason) {
+    if (e->state != RUNNING)
+        return;
+    e->waits = r->what == REPORT_DONE;
     e->pid = r->pid;
     e->usage = r->usage;
     ended_by_status(e, r->value, reason);
@@ -398,10 +402,14 @@ static void ended(struct exec *e, const struct report *r, uint8_t reason) {
 static void handle(struct exec *e, const struct report *r) {
     switch (r->what) {
     case REPORT_STARTED: started(e, r->pid); break;
-    case REPORT_FAILED: leader_ended(e, 2, r->value, 0); break;
+    case REPORT_FAILED:
+        e->waits = true;
+        leader_ended(e, 2, r->value, 0);
+        break;
     case REPORT_ESCALATE: kill_everything(); break;
+    case REPORT_DONE:
     case REPORT_ENDED:
-        if (!e->kill_reason) /* else the kill was on its way: the monitor ends the rest of the tree and reports again */
+        if (!e->kill_reason) /* else the kill is on its way: the monitor ends the rest of the tree and reports again */
             ended(e, r, 0);
         break;
     case REPORT_KILLED: ended(e, r, e->kill_reason ? e->kill_reason : 2); break;

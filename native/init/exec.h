@@ -13,6 +13,7 @@ struct stream {
     uint64_t remain;                 /* DRAINING: bytes that were in the pipe when the command ended */
     struct ring ring;
     bool done, enlarged;
+    int writer;                      /* of the pipe, kept open while the command runs: the end is not an event of its own */
 };
 
 struct input {
@@ -30,6 +31,7 @@ struct exec {
     uint8_t id[ID_LIMIT];
     uint8_t id_n;
     bool active, pty, lost;
+    bool waits;                      /* its monitor waits for another command */
     bool late;                       /* STARTED may come with what follows it */
     bool announced;                  /* STARTED was sent on the channel */
     uint8_t kill_reason;             /* 0, 1 timeout, 2 SIGNAL: a kill was asked for */
@@ -46,8 +48,6 @@ struct exec {
     int64_t started_real;
     uint8_t how, reason;
     int32_t code;
-    uint32_t early;                  /* a signal that came before its pid was known */
-    bool early_group;
     bool reaped;                     /* init reaped the leader itself, with this status */
     int status;
     struct tree_usage usage;
@@ -56,6 +56,7 @@ struct exec {
 
 /* start.c: returns 0 with the monitor and descriptors set, or an errno. */
 int exec_launch(struct exec *e, const struct request *q);
+uint32_t execs_running(void);
 
 /* exec.c */
 void exec_announce(struct exec *e);  /* before anything else is sent on its channel */

@@ -202,7 +202,7 @@ struct monitor {
     struct tree_usage before;        /* of its earlier commands: counted by init until init reaps it */
 };
 bool spare_take(struct monitor *m);
-void spare_offer(const struct monitor *m);    /* its command's end was recorded: it waits for another, or goes */
+void spare_offer(const struct monitor *m);    /* it waits; kept, or let go */
 void spare_make(void);
 void spares_let_go(void);
 void spares_reaped(pid_t pid);
@@ -217,9 +217,10 @@ int monitor_fork(struct plan *first, struct monitor *m);   /* 0 or an errno; wit
 
 /* monitor.c */
 #define PLAN_MESSAGE 65536u          /* an EXEC payload up to this is handed to a waiting monitor */
+#define ORDER_SIZE 3
 #define ORDER_GO 'R'                 /* the command's end was recorded: the monitor exits */
-#define ORDER_WAIT 'W'               /* as above; without a child left it waits for the next command */
 #define ORDER_KILL 'K'
+#define ORDER_SIGNAL 'S'             /* then the signal, and 1 when it is for the command's process group */
 #define ORDER_RUN 'P'                /* then the EXEC payload; descriptors 0, 1 and 2 of the command come along */
 struct plan {
     char **argv, **envp;
@@ -231,7 +232,8 @@ struct plan {
     bool pty, late;
     int in, out, err;
 };
-enum { REPORT_STARTED = 1, REPORT_FAILED, REPORT_ENDED, REPORT_KILLED, REPORT_ESCALATE, REPORT_WAITING };
+/* After DONE and FAILED the monitor waits for the next command; after ENDED others of its tree live on. */
+enum { REPORT_STARTED = 1, REPORT_FAILED, REPORT_DONE, REPORT_ENDED, REPORT_KILLED, REPORT_ESCALATE };
 struct report {
     uint32_t what;
     int32_t pid;                     /* of the command */

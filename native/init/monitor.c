@@ -151,72 +151,75 @@ static pid_t start(const struct plan *p, int *failed) {
     return pid;
 }
 
-/* Reaps orphans. True: the command has ended; it stays a zombie, so that its pid is not used again. */
-static bool command_ended(pid_t leader, int *status, struct tree_usage *usage) {
-    for (;;) {
-        siginfo_t info = {0};
-        struct rusage ru;
-        memset(&ru, 0, sizeof ru);
-        long r = syscall(SYS_waitid, P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT, &ru);
-        if (r != 0 || info.si_pid == 0)
-            return false;
-        if (info.si_pid != leader) {
-            waitpid(info.si_pid, NULL, WNOHANG);
+/* How the last command ended. */
+struct ending {
+    pid_t leader;                    /* 0 before the first */
+    bool ended, childless;
+    int status;
+    struct tree_usage usage;
+};
+
+/* Reaps what has ended, orphans too. Without a child left there is no descendant either, because orphans come back here. */
+static void reap(struct ending *e) {
+    int status;
+    struct rusage ru;
+    pid_t pid;
+    while ((pid = wait4(-1, &status, WNOHANG, &ru)) > 0) {
+        if (pid != e->leader || e->ended)
             continue;
-        }
-        *status = info.si_code == CLD_EXITED ? (info.si_status & 255) << 8 : info.si_status & 127;
-        usage_add(usage, &ru);
-        return true;
+        e->ended = true;
+        e->status = status;
+        usage_add(&e->usage, &ru);
     }
+    e->childless = pid < 0 && errno == ECHILD;
 }
 
-static _Noreturn void kill_tree(pid_t leader, int status) {
-    struct tree_usage usage = {0};
-    if (!tree_kill(now_ns() + KILL_FOR, leader, &status, &usage)) {
+static _Noreturn void kill_tree(struct ending *e) {
+    pid_t leader = e->ended ? 0 : e->leader;
+    if (!tree_kill(now_ns() + KILL_FOR, leader, &e->status, &e->usage)) {
         report(REPORT_ESCALATE, 0, 0, NULL);
-        tree_kill(NEVER, leader, &status, &usage);
+        tree_kill(NEVER, leader, &e->status, &e->usage);
     }
-    report(REPORT_KILLED, leader, status, &usage);
+    report(REPORT_KILLED, e->leader, e->status, &e->usage);
     _exit(0);
 }
 
-/* Reaps all that has ended. True: no child is left, and because orphans come back here no descendant either. */
-static bool childless(void) {
-    pid_t pid;
-    while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
-        ;
-    return pid < 0 && errno == ECHILD;
+/* Signals are given here, where the command's number is its own for as long as it is not reaped. */
+static void pass_on(const struct ending *e, const uint8_t order[ORDER_SIZE]) {
+    if (!e->ended)
+        kill(order[2] ? -e->leader : e->leader, order[1]);
 }
 
-/* Until the end of the command was recorded and nothing of it is left; what it left running goes to init, with this
- * process's end. */
-static void follow(pid_t leader, bool ended, bool told) {
-    int status = SIGKILL;
+/* Until the command has ended and left no child. What it leaves running goes to init, with this process's end. */
+static void follow(struct ending *e, bool told) {
     const struct timespec quiet = {0, QUIET_NS};
-    struct tree_usage usage = {0};
     sigset_t mask;
     sigemptyset(&mask);
     sigaddset(&mask, SIGTERM);
     for (bool waited = false;; waited = true) {
-        if (!ended && command_ended(leader, &status, &usage)) {
-            ended = told = true;
-            report(REPORT_ENDED, leader, status, &usage);
+        bool had_ended = e->ended;
+        reap(e);
+        if (e->ended && !had_ended) {
+            told = true;
+            report(e->childless ? REPORT_DONE : REPORT_ENDED, e->leader, e->status, &e->usage);
+            if (e->childless)
+                return;
         }
         if (waited && !told) {
             told = true;
-            report(REPORT_STARTED, leader, 0, NULL);
+            report(REPORT_STARTED, e->leader, 0, NULL);
         }
         struct pollfd control = {.fd = CONTROL, .events = POLLIN};
         if (ppoll(&control, 1, told ? NULL : &quiet, &mask) <= 0)
             continue;
-        char order = 0;
-        ssize_t n = recv(CONTROL, &order, 1, MSG_DONTWAIT);
-        if (n == 0 || (n == 1 && order == ORDER_KILL))
-            kill_tree(leader, status);
-        if (n == 1 && order == ORDER_WAIT && childless())
-            return;
-        if (n == 1)
+        uint8_t order[ORDER_SIZE] = {0};
+        ssize_t n = recv(CONTROL, order, sizeof order, MSG_DONTWAIT);
+        if (n == 0 || (n > 0 && order[0] == ORDER_KILL))
+            kill_tree(e);
+        if (n > 0 && order[0] == ORDER_GO)
             _exit(0);
+        if (n > 0 && order[0] == ORDER_SIGNAL)
+            pass_on(e, order);
     }
 }
 
@@ -226,17 +229,24 @@ static void close_streams(void) {
     close(2);
 }
 
-static void run(const struct plan *p, const struct oom *oom) {
+static struct ending run(const struct plan *p, const struct oom *oom) {
+    struct ending e = {.status = SIGKILL};
     int failed;
     oom_write(oom, oom->command);
-    pid_t pid = start(p, &failed);
+    e.leader = start(p, &failed);
     oom_write(oom, oom->own);
     close_streams();
-    if (failed)
+    if (failed) {
         report(REPORT_FAILED, 0, failed, NULL);
-    else if (!p->late)
-        report(REPORT_STARTED, pid, 0, NULL);
-    follow(pid, failed, failed || !p->late);
+        if (e.leader > 0)
+            waitpid(e.leader, NULL, 0);
+        e.ended = true;
+        return e;
+    }
+    if (!p->late)
+        report(REPORT_STARTED, e.leader, 0, NULL);
+    follow(&e, !p->late);
+    return e;
 }
 
 /* Descriptors 0, 1 and 2 were free, so that is what the three became. */
@@ -247,17 +257,28 @@ static bool placed(struct msghdr *m) {
            c->cmsg_len == CMSG_LEN(sizeof wanted) && memcmp(CMSG_DATA(c), wanted, sizeof wanted) == 0;
 }
 
-/* Waits for the next command. Anything but one ends this process. */
-static struct plan *next_plan(void) {
+/* The next message that is not a signal for a command that has ended. */
+static ssize_t next_order(struct msghdr *m) {
+    size_t room = m->msg_controllen;
+    ssize_t n;
+    do {
+        m->msg_controllen = room;
+        n = recvmsg(CONTROL, m, 0);
+    } while ((n < 0 && errno == EINTR) || (n > 0 && sv.scratch[0] == ORDER_SIGNAL));
+    return n;
+}
+
+/* Waits for the next command. A kill is for the last one, whose end init has not read yet; anything else ends this process. */
+static struct plan *next_plan(struct ending *last) {
     union {
         struct cmsghdr head;
         char space[CMSG_SPACE(3 * sizeof(int))];
     } c;
     struct iovec v = {sv.scratch, PLAN_MESSAGE + 1};
     struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &c, .msg_controllen = sizeof c};
-    ssize_t n;
-    while ((n = recvmsg(CONTROL, &m, 0)) < 0 && errno == EINTR)
-        ;
+    ssize_t n = next_order(&m);
+    if (n == 1 && sv.scratch[0] == ORDER_KILL)
+        kill_tree(last);
     if (n < 2 || sv.scratch[0] != ORDER_RUN || !placed(&m))
         _exit(0);
     struct frame f = {.kind = K_EXEC, .payload = {sv.scratch + 1, (uint32_t)(n - 1)}};
@@ -273,15 +294,15 @@ static struct plan *next_plan(void) {
 }
 
 _Noreturn void monitor_run(int control, struct plan *first) {
+    struct ending last = {.ended = true};
     place_descriptors(control, first);
     struct oom oom = oom_open();
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     prctl(PR_SET_NAME, "monitor", 0, 0, 0);
     if (!first)
         close_streams();
-    for (struct plan *p = first ? first : next_plan();; p = next_plan()) {
-        run(p, &oom);
+    for (struct plan *p = first ? first : next_plan(&last);; p = next_plan(&last)) {
+        last = run(p, &oom);
         free(p);
-        report(REPORT_WAITING, 0, 0, NULL);
     }
 }

@@ -9,6 +9,8 @@
 
 #include "exec.h"
 
+#define WRITERS_LIMIT 64u
+
 struct ends {
     int in[2], out[2], err[2];
 };
@@ -105,14 +107,22 @@ static void watch(struct io *io, int fd, uint32_t events) {
     io_watch(io, fd, events | EPOLLET);
 }
 
+/* A terminal must not look open when it is not; and where many run, descriptors are worth more than a wake-up. */
+static void keep_writer(struct stream *s, int fd, bool pty) {
+    if (pty || execs_running() >= WRITERS_LIMIT)
+        close(fd);
+    else
+        s->writer = fd;
+}
+
 /* Keeps init's ends and closes the command's. */
 static void keep_ends(struct exec *e, struct ends *d) {
     io_watch(&e->control, e->monitor.control, 0);
     watch(&e->s[0].io, d->out[0], e->pty ? EPOLLOUT : 0);
-    close(d->out[1]);
+    keep_writer(&e->s[0], d->out[1], e->pty);
     if (d->err[0] >= 0) {
         watch(&e->s[1].io, d->err[0], 0);
-        close(d->err[1]);
+        keep_writer(&e->s[1], d->err[1], false);
     }
     if (d->in[1] >= 0) {
         watch(&e->in.io, d->in[1], EPOLLOUT);

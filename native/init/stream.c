@@ -1,6 +1,7 @@
 /* Output of commands: from pipe or terminal to the ring and the channel; input the other way. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -35,8 +36,14 @@ void drain_oldest(void) {
         drain_free(&drains);
 }
 
+/* Nothing is in it, and nobody is left who could write. */
+static bool is_over(int fd) {
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, 0) == 1 && !(p.revents & POLLIN);
+}
+
 void drain_adopt(struct io *io) {
-    struct drain *d = io->fd >= 0 ? malloc(sizeof *d) : NULL;
+    struct drain *d = io->fd >= 0 && !is_over(io->fd) ? malloc(sizeof *d) : NULL;
     if (!d) {
         io_close(io);
         return;
@@ -184,12 +191,19 @@ bool streams_done(const struct exec *e) {
     return true;
 }
 
+static void close_writer(struct stream *s) {
+    if (s->writer >= 0)
+        close(s->writer);
+    s->writer = -1;
+}
+
 /* From now on only what is in the pipes belongs to the command. */
 void streams_leader_ended(struct exec *e) {
     e->grace = now_ns() + TERMINAL_GRACE;
     for (int i = 0; i < 2; i++) {
         struct stream *s = &e->s[i];
         int n = 0;
+        close_writer(s);
         if (s->io.fd >= 0 && ioctl(s->io.fd, FIONREAD, &n) != 0)
             n = 0;
         s->remain = n > 0 ? (uint64_t)n : 0;
@@ -199,6 +213,7 @@ void streams_leader_ended(struct exec *e) {
 
 void streams_free(struct exec *e) {
     for (int i = 0; i < 2; i++) {
+        close_writer(&e->s[i]);
         io_close(&e->s[i].io);
         ring_free(&e->s[i].ring);
     }
