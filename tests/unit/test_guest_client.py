@@ -225,6 +225,48 @@ def test_input_waits_while_init_does_not_read_and_the_command_can_still_be_lost(
     go(body, {Kind.EXEC: answer(STARTED)})
 
 
+def test_a_command_whose_start_comes_with_its_end() -> None:
+    async def body(fake: FakeInit, guest: GuestConnection) -> None:
+        followed = await guest.post(command(late=True))
+        assert not followed.has_begun
+        end = await followed.wait()
+        assert (end.code, followed.pid, followed.has_begun) == (3, 7, True)
+        assert b"".join([chunk.data async for chunk in followed.chunks()]) == b"outerr"
+        ((_, sent),) = fake.requests(Kind.EXEC)
+        assert isinstance(sent, wire.Exec)
+        assert sent.flags == wire.ExecFlag.LATE
+
+    go(body, {Kind.EXEC: runs(b"out", b"err", 3)})
+
+
+def test_what_was_refused_is_told_to_whoever_follows() -> None:
+    async def body(_: FakeInit, guest: GuestConnection) -> None:
+        followed = await guest.post(command())
+        with pytest.raises(Busy):
+            await followed.wait()
+        with pytest.raises(Busy):
+            await anext(aiter(followed.chunks()))
+        assert followed.refused
+        assert not followed.has_begun
+        assert guest.operations == 0
+
+    go(body, {Kind.EXEC: answer(error(0, 3))})
+
+
+def test_who_waits_for_a_command_that_is_let_go_hears_it() -> None:
+    async def body(fake: FakeInit, guest: GuestConnection) -> None:
+        followed = await guest.post(command())
+        waiting = asyncio.create_task(followed.wait())
+        await fake.wait_for(Kind.EXEC)
+        followed.detach()
+        with pytest.raises(Conflict):
+            await waiting
+        await guest.ping()
+        assert guest.operations == 0
+
+    go(body)
+
+
 # --- loss --------------------------------------------------------------------------------------------------------
 
 

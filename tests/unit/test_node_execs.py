@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dsec.client.aio import AsyncDsec, AsyncSandbox
-from dsec.errors import BadRequest, Conflict, DsecError, NotFound, StorageFull, TooLarge
+from dsec.errors import BadRequest, Conflict, DsecError, NotFound, StorageFull, TooLarge, UnknownOutcome
 from dsec.model.execs import Chunk, Command, Stream
 from dsec.model.ids import new_exec_id
+from dsec.model.journal import Draft
 from dsec.model.sandbox import Limits
 from dsec.node.output import WINDOW_BYTES, Output
+from dsec.ports.journal import Receipt
 from dsec.testing.fakes import FakeRuntime, Scripted, ordinary
 from dsec.testing.harness import Harness, until
 
@@ -36,6 +38,18 @@ async def dsec(harness: Harness) -> AsyncIterator[AsyncDsec]:
 @pytest.fixture
 async def sb(dsec: AsyncDsec) -> AsyncSandbox:
     return await dsec.sandboxes.create(env={"FROM": "spec"})
+
+
+async def held() -> AsyncIterator[bytes]:
+    """Standard input that neither says anything nor ends."""
+    await asyncio.sleep(60)
+    yield b""
+
+
+async def until_running(sb: AsyncSandbox) -> None:
+    async with asyncio.timeout(3):
+        while not await sb.execs():  # noqa: ASYNC110 - seen from outside only
+            await asyncio.sleep(0.005)
 
 
 async def test_a_string_is_for_a_shell(harness: Harness) -> None:
@@ -170,6 +184,83 @@ async def test_a_caller_that_vanishes_takes_its_command_along(harness: Harness, 
     (info,) = await sb.execs()
     assert info.exit is not None
     assert info.exit.signal == 9
+
+
+@pytest.mark.parametrize("phase", ["intent", "result"])
+async def test_a_caller_that_vanishes_while_its_record_is_stored(
+    harness: Harness, sb: AsyncSandbox, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    """What was asked of the journal is done; the command is started only with its intent stored, and has one result."""
+    append, holding = harness.store.append, asyncio.Event()
+
+    async def slow(*drafts: Draft) -> tuple[Receipt, ...]:
+        if drafts[0].act == "exec" and drafts[0].phase == phase:
+            holding.set()
+            return await asyncio.shield(asyncio.ensure_future(later(drafts)))
+        return await append(*drafts)
+
+    async def later(drafts: tuple[Draft, ...]) -> tuple[Receipt, ...]:
+        await asyncio.sleep(0.1)
+        return await append(*drafts)
+
+    monkeypatch.setattr(harness.store, "append", slow)
+    run = asyncio.ensure_future(sb.exec(["true"]))
+    await holding.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    handle = harness.engine.kit.table.find(sb.id)
+    assert handle is not None
+    await until(lambda: not handle.runs)
+    assert handle.busy == 0
+    await asyncio.sleep(0.2)
+    acts = [act for act in await harness.acts(sb.id) if act.startswith("exec")]
+    if phase == "intent":
+        assert sorted(acts) == ["exec:intent", "exec:result:conflict"]
+        assert not harness.runtime.sandboxes[sb.id].used
+    else:
+        assert acts == ["exec:intent", "exec:result:ok"]
+
+
+async def test_a_foreground_command_ends_with_its_sandbox(harness: Harness, sb: AsyncSandbox) -> None:
+    run = asyncio.ensure_future(sb.exec(["sleep", "60"]))
+    await until(lambda: harness.runtime.sandboxes[sb.id].processes)
+    await sb.destroy()
+    with pytest.raises(UnknownOutcome, match="destroyed"):
+        await asyncio.wait_for(run, 5)
+    acts = await harness.acts(sb.id)
+    assert acts.index("exec:result:unknown_outcome") < acts.index("sandbox.destroy:result:ok")
+
+
+async def test_a_caller_that_vanishes_while_its_sandbox_ends(harness: Harness, sb: AsyncSandbox) -> None:
+    run = asyncio.ensure_future(sb.exec(["sleep", "60"]))
+    await until(lambda: harness.runtime.sandboxes[sb.id].processes)
+    destroying = asyncio.ensure_future(sb.destroy())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    run.cancel()
+    with pytest.raises((asyncio.CancelledError, UnknownOutcome)):
+        await run
+    await asyncio.wait_for(destroying, 5)
+    acts = [act for act in await harness.acts(sb.id) if act.startswith("exec")]
+    assert len(acts) == 2
+    assert acts[1].startswith("exec:result")
+
+
+async def test_a_foreground_command_can_be_followed_by_others(sb: AsyncSandbox) -> None:
+    run = asyncio.ensure_future(sb.exec(["cat"], stdin=held()))
+    await until_running(sb)
+    (info,) = await sb.execs()
+    other = await sb.attach(info.id)
+    quick = asyncio.ensure_future(sb.exec(["sleep", "0.2"]))
+    await asyncio.sleep(0.05)
+    third = await sb.attach((await sb.execs())[-1].id)
+    assert (await third.wait()).ok
+    assert (await quick).id == third.id
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (await other.wait()).signal == 9
 
 
 async def test_a_lost_connection_is_made_again(harness: Harness, sb: AsyncSandbox) -> None:

@@ -48,6 +48,7 @@ class Command:
         timeout: seconds, 0 = none; the whole process tree ends when it passes.
         keep: bytes per stream that init keeps for re-attachment.
         open_files: RLIMIT_NOFILE, 0 = unchanged.
+        late: nobody waits for the start alone, so word of it may come together with what follows.
     """
 
     id: ExecId
@@ -62,6 +63,7 @@ class Command:
     timeout: float = 0.0
     keep: int = 65536
     open_files: int = 0
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,11 +131,11 @@ class Execs(ExecService):
         handle = self._table.find(sandbox)
         if handle is None or handle.info.state is not State.RUNNING:
             handle = await self._table.running(sandbox)
-        run = self._prepare(handle, request, stdin)
+        run = self._prepare(handle, request, stdin, late=True)
         return await self._runner.finished(run)
 
     async def start(self, sandbox: SandboxId, request: ExecRequest) -> ExecSession:
-        run = self._prepare(await self._table.running(sandbox), request, None)
+        run = self._prepare(await self._table.running(sandbox), request, None, late=False)
         run.started = asyncio.get_running_loop().create_future()
         self._keep(run)
         try:
@@ -145,7 +145,9 @@ class Execs(ExecService):
             raise
         return Session(run, self._runner)
 
-    def _prepare(self, handle: Handle, request: ExecRequest, stdin: AsyncIterator[bytes] | None) -> Run:
+    def _prepare(
+        self, handle: Handle, request: ExecRequest, stdin: AsyncIterator[bytes] | None, *, late: bool
+    ) -> Run:
         if len(handle.runs) >= MAX_RUNNING:
             raise Busy(
                 f"{handle.id} runs its maximum of {MAX_RUNNING} commands", hint="wait for one of them to end"
@@ -155,7 +157,7 @@ class Execs(ExecService):
         info = handle.info
         if not handle.env:
             handle.env = base_env(info, handle.place)
-        command = resolve(info, handle.place, request, new_exec_id(), handle.env)
+        command = resolve(info, handle.place, request, new_exec_id(), handle.env, late=late)
         return Run(command.id, handle, request, command, Output(info.spec.limits.output_bytes), stdin)
 
     def _keep(self, run: Run) -> None:

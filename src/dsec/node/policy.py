@@ -73,9 +73,18 @@ def base_env(info: SandboxInfo, who: Place) -> dict[str, str]:
 
 
 def resolve(
-    info: SandboxInfo, place: Place, request: ExecRequest, exec_id: ExecId, ready: Mapping[str, str]
+    info: SandboxInfo,
+    place: Place,
+    request: ExecRequest,
+    exec_id: ExecId,
+    ready: Mapping[str, str],
+    *,
+    late: bool = False,
 ) -> Command:
-    """The command that the guest is asked to run. ``ready``: :func:`base_env` of the level's ordinary user.
+    """The command that the guest is asked to run.
+
+    Args:
+        ready: :func:`base_env` of the level's ordinary user. late: nobody waits for its start alone.
 
     Raises:
         Unsupported, BadRequest: as :func:`actor`; a terminal or a scratch copy that the level does not have.
@@ -99,4 +108,5 @@ def resolve(
         stdin=request.stdin_open or request.stdin is not None,
         timeout=request.timeout,
         open_files=info.spec.limits.open_files,
+        late=late,
     )

@@ -28,9 +28,9 @@ SIGKILL: Final = int(signal.SIGKILL)
 RECONNECTS: Final = 3
 END_PATIENCE: Final = 2.0  # seconds for the news of a sandbox's death to follow the loss of its connection
 STDIN_PIECE: Final = 1 << 16
-TOLD_MOST: Final = 16  # ended commands that a guest is let to forget together
+TOLD_MOST: Final = 64  # ended commands that a guest is let to forget together
 TOLD_BYTES: Final = 4096  # of output, beyond which it is told at once: it keeps the last of it
-TOLD_AFTER: Final = 0.02  # seconds
+TOLD_AFTER: Final = 0.2  # seconds
 TOLD_KEPT: Final = 256
 FIND_AFTER: Final = 0.05  # seconds between two looks for a record whose append nobody waits for any more
 FIND_TIMES: Final = 200
@@ -43,7 +43,7 @@ class Run:
     ``command`` is None for one that an earlier engine started. ``started`` is set (or fails) when the guest has it.
     ``task``: of those that are not driven by whoever waits for them; ``driven``: it has begun.
     ``verdict``: why it is no longer followed. ``result`` or ``error``: what whoever drove it was told.
-    ``intent``: number of its record, 0 before the append, -1 during it. ``recording``: the append of its end has begun.
+    ``intended``, ``recording``: the append of its intent, of its end, has begun.
     """
 
     id: ExecId
@@ -52,7 +52,7 @@ class Run:
     command: Command | None
     output: Output
     stdin: AsyncIterator[bytes] | None = None
-    intent: int = 0
+    intended: bool = False
     oom_before: int = 0
     followed: GuestExec | None = None
     started: asyncio.Future[None] | None = None
@@ -217,11 +217,9 @@ class Runner:
     async def _found(self, run: Run) -> None:
         """Wait for the record whose append was under way when its caller was cancelled: it is stored wholly or not at all."""
         for _ in range(FIND_TIMES):
-            after = run.intent
-            while records := await self._journal.read(run.handle.id, after=after):
-                if any(record.ref == run.id and record.phase is Phase.RESULT for record in records):
-                    return
-                after = records[-1].seq
+            found = await self._journal.latest(run.handle.id, drafts.EXEC, ref=run.id, limit=1)
+            if any(record.phase is Phase.RESULT for record in found):
+                return
             await asyncio.sleep(FIND_AFTER)
         raise UnknownOutcome(f"the end of {run.id} could not be recorded", exec=run.id)
 
@@ -256,10 +254,9 @@ class Runner:
         if command is None:
             run.followed = await (await self._guests.get(handle)).attach(run.id)
             return
-        if not run.intent:
-            run.intent = -1  # once begun it is done, also when its caller is cancelled
-            (record,) = await self._journal.append(drafts.exec_intent(handle.info.id, command, run.request))
-            run.intent = record.seq
+        if not run.intended:
+            run.intended = True  # an append that has begun is done, also when its caller is cancelled
+            await self._journal.append(drafts.exec_intent(handle.info.id, command, run.request))
         if run.verdict is not None:
             raise run.verdict
         if run.unwanted:

@@ -52,7 +52,9 @@ class Requests:
                 self._cwd if command.cwd == self._directory else self._change(command.cwd),
                 (command.uid, command.gid, command.groups),
                 (
-                    (wire.ExecFlag.PTY if pty else 0) | (wire.ExecFlag.STDIN if command.stdin else 0),
+                    (wire.ExecFlag.PTY if pty else 0)
+                    | (wire.ExecFlag.STDIN if command.stdin else 0)
+                    | (wire.ExecFlag.LATE if command.late else 0),
                     pty.rows if pty else 0,
                     pty.cols if pty else 0,
                     math.ceil(timeout * 1000) if timeout else 0,

@@ -518,6 +518,7 @@ class ExecFlag:
 
     PTY: Final = 1
     STDIN: Final = 2
+    LATE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,7 +527,7 @@ class Exec(Message):
 
     KIND = Kind.EXEC
     LAYOUT = Layout(_ID, _STRINGS, _STRINGS, _PATH, "II", _GROUPS, "IHHQQQI")
-    MOST = (("flags", 3),)
+    MOST = (("flags", 7),)
     id: bytes
     argv: tuple[bytes, ...]
     env: tuple[bytes, ...]
@@ -603,8 +604,8 @@ def encode_exec(
         raise ProtocolError(
             f"an id of {len(identifier)} bytes, a cwd of {len(cwd)} and {len(groups)} groups are not allowed"
         )
-    if tail[0] > 3:
-        raise ProtocolError(f"EXEC.flags is {tail[0]}, at most 3")
+    if tail[0] > 7:
+        raise ProtocolError(f"EXEC.flags is {tail[0]}, at most 7")
     try:
         return b"".join(
             (
