@@ -18,6 +18,7 @@ import pytest
 from dsec.errors import Busy, Conflict, NotFound, StorageFull, StoreDamaged
 from dsec.model.journal import Draft, Finding, Json, Phase
 from dsec.model.sandbox import SandboxInfo, State
+from dsec.stores import schema
 from dsec.stores.chain import GENESIS, link, prepare
 from dsec.stores.journal import SqliteStore, verify_directory
 from dsec.stores.keeper import Pace
@@ -121,6 +122,62 @@ async def test_the_log_stays_short_and_heads_are_signed_while_open(tmp_path: Pat
     lines = (tmp_path / "state" / "checkpoints.jsonl").read_bytes().count(b"\n")
     assert lines > 3
     assert await store.verify() == ()
+    await store.close()
+    assert await findings(tmp_path) == []
+
+
+def _begun(home: Path) -> tuple[int, int]:
+    """How often the log was begun anew, by its header, and how often that was done by the keeper or at the start."""
+    with (home / "state" / "journal.db-wal").open("rb") as file:
+        header = file.read(32)
+    with closing(schema.connect(home / "state" / "journal.db", read_only=True)) as db:
+        own = db.execute("SELECT number FROM mark WHERE name = 'wal'").fetchone()[0]
+    return int.from_bytes(header[12:16], "big"), own - 1
+
+
+async def _begins(home: Path) -> tuple[int, int]:
+    return await anyio.to_thread.run_sync(lambda: _begun(home))
+
+
+async def test_no_append_is_the_one_that_begins_the_log_anew_and_waits_for_the_disk(tmp_path: Path) -> None:
+    store = await opened(tmp_path, pace=Pace(records=10**9, seconds=0.01, wal_bytes=2**18))
+    for n in range(3000):
+        await store.append(note(n=n, text="x" * 1000))
+        if n % 100 == 0:
+            await anyio.sleep(0.015)
+    begun, own = await _begins(tmp_path)
+    assert begun == own > 3
+    # Positive control: without the read that is held open, an append does it.
+    with store._writer.alone():
+        store._writer.release()
+        store._parts.keeper._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    await store.append(note())
+    begun, own = await _begins(tmp_path)
+    assert begun > own
+    await store.close()
+    assert await findings(tmp_path) == []
+
+
+async def test_a_reader_that_stays_lets_the_log_grow_and_nothing_else(tmp_path: Path) -> None:
+    store = await opened(tmp_path, pace=Pace(records=10**9, seconds=0.01, wal_bytes=2**18))
+    reader = await anyio.to_thread.run_sync(lambda: schema.connect(tmp_path / "state" / "journal.db"))
+
+    async def some() -> None:
+        for n in range(300):
+            await store.append(note(n=n, text="x" * 1000))
+        await anyio.sleep(0.1)
+
+    await store.append(note())
+    await anyio.to_thread.run_sync(lambda: reader.execute("BEGIN").execute("SELECT * FROM mark").fetchall())
+    before = await _begins(tmp_path)
+    await some()
+    await some()
+    assert await _begins(tmp_path) == before
+    await anyio.to_thread.run_sync(reader.close)
+    await some()
+    await some()
+    begun, own = await _begins(tmp_path)
+    assert begun == own > before[0]
     await store.close()
     assert await findings(tmp_path) == []
 
