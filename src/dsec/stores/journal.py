@@ -10,6 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -154,9 +155,14 @@ class SqliteStore(Journal, Sandboxes):
                     f"sandbox {sandbox} is {before.state}, not {seen}", id=sandbox, state=str(before.state)
                 )
             ended = (before.ended_at or self._now()) if to in ENDED else 0.0
-            return self._change(
-                row, changed(before, state=to, ended_at=ended, reason=words or before.reason), prepared
+            after = changed(
+                before,
+                state=to,
+                ended_at=ended,
+                expires_at=before.expires_at,
+                reason=words or before.reason,
             )
+            return self._change(row, after, prepared)
 
         return await self._writer.run(job, size=len(prepared.payload))
 
@@ -167,7 +173,7 @@ class SqliteStore(Journal, Sandboxes):
 
         def job() -> SandboxInfo:
             row = self._row(sandbox)
-            return self._change(row, changed(row[1], expires_at=float(at)), prepared)
+            return self._change(row, replace(row[1], expires_at=float(at)), prepared)
 
         return await self._writer.run(job, size=len(prepared.payload))
 

@@ -18,8 +18,6 @@ MAX_SPEC: Final = 2**20
 MAX_REASON: Final = 4096
 _LIMITS: Final = tuple(Limits.__dataclass_fields__)
 _limits_of: Final = attrgetter(*_LIMITS)
-_FIELDS: Final = tuple(SandboxInfo.__dataclass_fields__)
-_fields_of: Final = attrgetter(*_FIELDS)
 
 Row = tuple[str, str, float, float, str, float, str, bytes, str, float, str, str]
 """Name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec."""
@@ -106,9 +104,24 @@ def from_row(row: tuple[Any, ...]) -> SandboxInfo:
         raise StoreDamaged(f"the stored row of sandbox {sandbox!r} cannot be read: {exc}") from exc
 
 
-def changed(info: SandboxInfo, **changes: Any) -> SandboxInfo:
-    """As ``dataclasses.replace``, which costs more than the encoding of a record."""
-    return SandboxInfo(**dict(zip(_FIELDS, _fields_of(info), strict=True), **changes))
+def changed(
+    info: SandboxInfo, *, state: State, ended_at: float, expires_at: float, reason: str
+) -> SandboxInfo:
+    """The same sandbox with what can change of it. (``dataclasses.replace`` takes longer than the rest of a change.)"""
+    return SandboxInfo(
+        id=info.id,
+        state=state,
+        spec=info.spec,
+        flags=info.flags,
+        created_at=info.created_at,
+        expires_at=expires_at,
+        ended_at=ended_at,
+        reason=reason,
+        session_id=info.session_id,
+        workdir=info.workdir,
+        boot_id=info.boot_id,
+        created_boot=info.created_boot,
+    )
 
 
 def clean_reason(reason: str) -> str:
