@@ -22,6 +22,7 @@ from dsec.stores import schema
 from dsec.stores.chain import GENESIS, link, prepare
 from dsec.stores.journal import SqliteStore, verify_directory
 from dsec.stores.keeper import Pace
+from dsec.stores.reader import JournalReader
 from dsec.stores.retention import Victim
 from dsec.stores.schema import Durability
 from dsec.testing.contracts.journal import JournalContract, SandboxesContract, act, note, sandbox
@@ -488,6 +489,11 @@ async def _lived(store: SqliteStore, count: int) -> list[SandboxInfo]:
     return infos
 
 
+def _dropped(home: Path) -> int:
+    with JournalReader(home / "state") as reader:
+        return reader.dropped()
+
+
 async def _until_dropped(store: SqliteStore, chains: int) -> dict[str, Json]:
     for _ in range(500):
         notes = await store.latest("engine", "journal.drop")
@@ -516,6 +522,7 @@ async def test_the_oldest_of_what_is_gone_is_dropped_and_the_rest_verifies(tmp_p
     with pytest.raises(NotFound):
         await store.get(old[0].id)
     assert len(await store.read(alive.id)) == 1
+    assert await anyio.to_thread.run_sync(lambda: _dropped(tmp_path)) == len(named) >= 60
     assert len(await store.read(young[0].id)) == 132
     assert await store.verify() == ()
     await store.close()

@@ -115,7 +115,11 @@ def audit_verify(as_json: opt.AsJson = False) -> None:
     elif findings:
         put("".join(printable(f"{one.chain} record {one.seq}: {one.problem}") + "\n" for one in findings))
     else:
+        with journal_reader(engine_home()) as reader:
+            dropped = reader.dropped()
         put("sound\n")
+        if dropped:
+            put(f"{dropped} chains were dropped to keep the journal within its bound: dsec audit log engine\n")
     if findings:
         raise typer.Exit(1)
 

@@ -53,4 +53,10 @@ DROP: Final = """
         workdir = NULL, boot = NULL, boot_at = NULL, flags = NULL, spec = NULL
     WHERE number IN (SELECT value FROM json_each(?)) AND state IN ('gone', 'failed')
 """
+DROPPED: Final = """
+    SELECT count(DISTINCT j.key)
+    FROM chain c JOIN record r ON r.id > c.number << 32 AND r.id <= (c.number << 32) + 4294967295
+        JOIN json_each(CAST(r.payload AS TEXT), '$.chains') j
+    WHERE c.name = ? AND r.act = ?
+"""
 CHECKPOINT: Final = "SELECT number, digest FROM mark WHERE name = 'checkpoint'"

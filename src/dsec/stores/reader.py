@@ -17,6 +17,7 @@ from dsec.stores import checkpoints, schema
 from dsec.stores import journal_sql as sql
 from dsec.stores.audit import Sources, audit
 from dsec.stores.journal import CHECKPOINTS, no_sandbox, record_of
+from dsec.stores.retention import ACT, ENGINE
 from dsec.stores.sandbox_codec import from_row
 from dsec.stores.schema import translated
 
@@ -71,6 +72,11 @@ class JournalReader:
         with translated():
             rows = self._db.execute(sql.READ, (min(max(after, 0), schema.SEQ_MAX), chain, limit)).fetchall()
         return tuple(record_of(chain, row) for row in rows)
+
+    def dropped(self) -> int:
+        """How many chains were dropped to keep the journal within its bound; records of the chain ``engine`` name them."""
+        with translated():
+            return int(self._db.execute(sql.DROPPED, (ENGINE, ACT)).fetchone()[0])
 
     def running(self, sandbox: SandboxId) -> tuple[Record, ...]:
         """Intents of the commands of a sandbox whose end is not recorded."""
