@@ -119,7 +119,9 @@ def audit_verify(as_json: opt.AsJson = False) -> None:
             dropped = reader.dropped()
         put("sound\n")
         if dropped:
-            put(f"{dropped} chains were dropped to keep the journal within its bound: dsec audit log engine\n")
+            put(
+                f"{dropped} chains were dropped to keep the journal within its bound: dsec audit log engine\n"
+            )
     if findings:
         raise typer.Exit(1)
 
