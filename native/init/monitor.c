@@ -51,8 +51,10 @@ static void place_descriptors(int control, const struct plan *first) {
             close((int)fd);
 }
 
-/* The command inherits its oom_score_adj, so the monitor has it too for as long as it waits in vfork: a file of its own
- * that it keeps open costs far less than the command's opening one. */
+/* A command can inherit its oom_score_adj from the monitor, which then has it too for as long as it waits in vfork: a file
+ * that stays open costs far less than one opened for each command. Only where the monitor may go back to its own value:
+ * it may not when that lies below the least that the kernel allows it, and writing it again, unchanged, shows whether it
+ * does. Otherwise (fd -1) each command writes its own. */
 struct oom {
     int fd;
     char own[16], command[16];
@@ -64,16 +66,30 @@ static struct oom oom_open(void) {
         return o;
     snprintf(o.command, sizeof o.command, "%d", sv.oom);
     o.fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
-    if (o.fd >= 0 && read(o.fd, o.own, sizeof o.own - 1) <= 0) {
+    ssize_t n = o.fd < 0 ? -1 : read(o.fd, o.own, sizeof o.own - 1);
+    if (n > 0 && pwrite(o.fd, o.own, (size_t)n, 0) == n)
+        return o;
+    if (o.fd >= 0)
         close(o.fd);
-        o.fd = -1;
-    }
+    o.fd = -1;
     return o;
 }
 
-static void oom_write(const struct oom *o, const char *value) {
+static void oom_lend(const struct oom *o, const char *value) {
     ssize_t ignored = o->fd < 0 ? 0 : pwrite(o->fd, value, strlen(value), 0);
     (void)ignored;
+}
+
+/* In the command. */
+static void oom_set(const struct oom *o) {
+    if (o->fd >= 0 || !o->command[0])
+        return;
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    ssize_t ignored = write(fd, o->command, strlen(o->command));
+    (void)ignored;
+    close(fd);
 }
 
 /* System calls, not the C library's functions: those expect threads, and this runs in memory that the monitor shares. */
@@ -118,12 +134,13 @@ static int exec_by_path(const struct plan *p, char *buf) {
 }
 
 /* In the vforked child: memory is shared with the monitor, which waits. Returns the errno of what failed. */
-static int become_command(const struct plan *p, char *buf) {
+static int become_command(const struct plan *p, const struct oom *oom, char *buf) {
     sigset_t none;
     sigemptyset(&none);
     setsid();
     if (p->pty && ioctl(0, TIOCSCTTY, 0) != 0)
         return errno;
+    oom_set(oom);
     limit_files(p);
     if (!become(p))
         return errno;
@@ -139,12 +156,12 @@ static int become_command(const struct plan *p, char *buf) {
     return errno;
 }
 
-static pid_t start(const struct plan *p, int *failed) {
+static pid_t start(const struct plan *p, const struct oom *oom, int *failed) {
     static char buf[PATH_LIMIT + 1];
     volatile int err = 0;
     pid_t pid = vfork();
     if (pid == 0) {
-        err = become_command(p, buf);
+        err = become_command(p, oom, buf);
         _exit(127);
     }
     *failed = pid < 0 ? errno : err;
@@ -232,9 +249,9 @@ static void close_streams(void) {
 static struct ending run(const struct plan *p, const struct oom *oom) {
     struct ending e = {.status = SIGKILL};
     int failed;
-    oom_write(oom, oom->command);
-    e.leader = start(p, &failed);
-    oom_write(oom, oom->own);
+    oom_lend(oom, oom->command);
+    e.leader = start(p, oom, &failed);
+    oom_lend(oom, oom->own);
     close_streams();
     if (failed) {
         report(REPORT_FAILED, 0, failed, NULL);

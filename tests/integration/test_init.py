@@ -1149,6 +1149,17 @@ def test_ordinary_user_acts_as_itself_only(binary: Path, tmp_path: Path) -> None
         assert "init" in Path(f"/proc/{init.process.pid}/comm").read_text()
         peek = engine.run("cat", f"/proc/{init.process.pid}/environ", f"/proc/{init.process.pid}/maps", **own)
         assert (peek.stdout, peek.exit.code) == (b"", 1)
+        engine.run("true", **own)
+        waiting = children(init.process.pid)
+        assert waiting
+        for pid in waiting:
+            assert "monitor" in Path(f"/proc/{pid}/comm").read_text()
+            script = (
+                f"cat /proc/{pid}/maps /proc/{pid}/mem; ls /proc/{pid}/fd/; kill -9 {pid}; kill -STOP {pid}"
+            )
+            peek = engine.run("sh", "-c", f"cat /proc/$$/maps | wc -l; {script}", **own)
+            assert int(peek.stdout) > 1  # what it may read of itself, and nothing else
+        assert set(waiting) & set(children(init.process.pid))
 
 
 def test_stat_follows_only_when_asked(engine: Engine, home: Path) -> None:
