@@ -91,34 +91,38 @@ class ExecRequest:
     scratch: bool = False
 
     def __post_init__(self) -> None:
-        _check_argv(self.argv)
-        size = sum(map(len, self.argv)) + _check_env(self.env)
+        size = _check_argv(self.argv)
+        if self.env:
+            size += _check_env(self.env)
         if size > MAX_ARGUMENT_BYTES:
             raise TooLarge(
                 f"argv and env: {size} bytes are more than {MAX_ARGUMENT_BYTES}",
                 hint="send large data as stdin or a file",
             )
-        check_seconds("timeout", self.timeout)
+        if self.timeout != 0.0:
+            check_seconds("timeout", self.timeout)
         if self.cwd:
             check_path("cwd", self.cwd)
 
 
-def _check_argv(argv: tuple[bytes, ...]) -> None:
+def _check_argv(argv: tuple[bytes, ...]) -> int:
+    """Check the arguments; their size in bytes."""
     if not argv or not argv[0]:
         raise BadRequest("argv: it is empty", hint="give a program and its arguments")
     if len(argv) > MAX_ARGUMENTS:
         raise TooLarge(f"argv: {len(argv)} arguments are more than {MAX_ARGUMENTS}")
-    for place, argument in enumerate(argv):
+    size = 0
+    for argument in argv:
         if b"\0" in argument:
-            raise BadRequest(f"argv[{place}]: it holds a NUL byte")
+            raise BadRequest(f"argv[{argv.index(argument)}]: it holds a NUL byte")
+        size += len(argument)
+    return size
 
 
 def _check_env(env: Mapping[str, str]) -> int:
     """Check names and values; their size in bytes."""
     if len(env) > MAX_ARGUMENTS:
         raise TooLarge(f"env: {len(env)} variables are more than {MAX_ARGUMENTS}")
-    if not env:
-        return 0
     size = 0
     for name, value in env.items():
         check_text(f"env: {name!r}", name, value)

@@ -93,10 +93,12 @@ def resolve(
         raise Unsupported("scratch: a command in a throw-away copy is not available at this level")
     if request.pty is not None and Flag.PTY not in info.flags:
         raise Unsupported(f"terminal: level {info.spec.level} has no terminals")
-    who = actor(info, place, request.user)
-    env = {**(ready if who is place else base_env(info, who)), **request.env}
+    who = actor(info, place, request.user) if request.user else place
+    env = ready if who is place else base_env(info, who)
+    if request.env:
+        env = {**env, **request.env}
     if request.pty is not None:
-        env.setdefault("TERM", "xterm-256color")
+        env = {"TERM": "xterm-256color", **env}
     return Command(
         id=exec_id,
         argv=request.argv,
