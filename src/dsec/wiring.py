@@ -30,7 +30,7 @@ from dsec.images.store import ImageStore
 from dsec.model.health import Layer, Report, Verdict
 from dsec.model.ids import SandboxId, new_engine_id
 from dsec.model.journal import Finding
-from dsec.model.sandbox import Flag, Level, Metrics, Problem
+from dsec.model.sandbox import MIB, Flag, Level, Metrics, Problem
 from dsec.node.engine import Engine
 from dsec.node.lifecycle import plan_for
 from dsec.node.ready import ReadyRuntime
@@ -45,6 +45,7 @@ from dsec.runtimes.spawner import SpawnerConfig
 from dsec.runtimes.trees import Archives
 from dsec.stores import mounts
 from dsec.stores.journal import SqliteStore
+from dsec.stores.keeper import Pace
 from dsec.stores.layers import BtrfsLayers
 from dsec.stores.probe import storage_layers
 from dsec.stores.reader import JournalReader, verify
@@ -73,6 +74,7 @@ class Settings:
         home: state directory of a durable engine; None = a private engine.
         images: the image store, shared by all engines of a user; None = the usual place.
         durability: ``process`` (survives kill -9) or ``disk`` (survives a power loss).
+        journal_bytes: what the journal's database may hold before the oldest records of sandboxes that are gone are dropped.
         pool_bytes: of the writable layers, None = by what is free.
         shelf: empty writable layers kept ready.
         wait: seconds for which a durable engine waits when another one has its home.
@@ -81,6 +83,7 @@ class Settings:
     home: Path | None = None
     images: Path | None = None
     durability: Durability = "process"
+    journal_bytes: int = 512 * MIB
     pool_bytes: int | None = None
     shelf: int = 8
     pool: int = 2
@@ -391,7 +394,11 @@ _LEVELS: Final[dict[Level, _Maker]] = {Level.CONTAINER: _container, Level.PROCES
 async def _open_journal(state: _State, settings: Settings) -> SqliteStore:
     directory, keys = await asyncio.to_thread(lambda: (state.part(_JOURNAL), state.part(_KEYS)))
     return await SqliteStore.open(
-        directory, key=keys / _KEY, engine_id=new_engine_id(), durability=settings.durability
+        directory,
+        key=keys / _KEY,
+        engine_id=new_engine_id(),
+        durability=settings.durability,
+        pace=Pace(keep_bytes=settings.journal_bytes),
     )
 
 
