@@ -27,6 +27,7 @@ from dsec.ports.journal import Journal
 MAX_RUNNING: Final = 1024  # commands at once in one sandbox
 MAX_LISTED: Final = 1000
 SHELF_RUNS: Final = 256
+FOUND_PATIENCE: Final = 5.0  # seconds
 SHELF_BYTES: Final = 64 << 20
 
 
@@ -167,7 +168,9 @@ class Execs(ExecService):
     def recover(self, handle: Handle, info: ExecInfo) -> None:
         """Follow a command that an earlier engine started."""
         request = ExecRequest(argv=(b"?",), stdin_open=True)
-        self._keep(Run(info.id, handle, request, None, Output(handle.info.spec.limits.output_bytes)))
+        run = Run(info.id, handle, request, None, Output(handle.info.spec.limits.output_bytes))
+        run.started = asyncio.get_running_loop().create_future()
+        self._keep(run)
 
     async def attach(
         self, sandbox: SandboxId, exec_id: ExecId, *, stdout: int = 0, stderr: int = 0
@@ -194,10 +197,19 @@ class Execs(ExecService):
 
     async def list(self, sandbox: SandboxId) -> tuple[ExecInfo, ...]:
         await self._table.info(sandbox)
+        await self._found_again(sandbox)
         recent = await self._journal.latest(sandbox, EXEC, limit=2 * MAX_LISTED)
         still_open = await self._journal.unanswered(sandbox)  # they may have begun long before
         found = self._past(sandbox, [one for one in (*recent, *still_open) if one.act == EXEC])
         return tuple(found.values())[-MAX_LISTED:]
+
+    async def _found_again(self, sandbox: SandboxId) -> None:
+        """Of commands that an earlier engine started, the process is known when they are followed again."""
+        handle = self._table.find(sandbox)
+        runs = tuple(handle.runs.values()) if handle is not None else ()
+        waits = [run.started for run in runs if isinstance(run, Run) and run.command is None and run.started]
+        if waits:
+            await asyncio.wait(waits, timeout=FOUND_PATIENCE)
 
     def _past(self, sandbox: SandboxId, records: Iterable[Record]) -> dict[ExecId, ExecInfo]:
         """The commands that these records tell of, oldest first."""
