@@ -96,6 +96,7 @@ def running(programs: Path, top: Path, uid: int = 0) -> Iterator[Running]:
     top.mkdir()
     (top / "uids").mkdir()
     top.chmod(0o755)
+    init = (programs if uid else PLAIN) / "init"
     path, log = f"/tmp/dt-{secrets.token_hex(6)}", top / "log"
     theirs, lifeline = os.pipe()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, log.open("wb") as error:
@@ -113,7 +114,7 @@ def running(programs: Path, top: Path, uid: int = 0) -> Iterator[Running]:
             "--state",
             str(top),
             "--init",
-            str(PLAIN / "init"),
+            str(init),
         ]
         arguments += ["--uids", str(top / "uids")] if os.geteuid() == uid == 0 else []
         shell = 'exec 3<&93 4<&94 93<&- 94<&-; exec "$@"'
@@ -455,7 +456,12 @@ def test_when_its_owner_is_gone_everything_ends(tmp_path: Path) -> None:
 @pytest.mark.needs_root
 def test_without_root_nothing_outlives_the_spawner(tmp_path: Path) -> None:
     """There no control group tells a successor what runs."""
-    with home() as directory, running(PLAIN, tmp_path / "s", uid=65534) as spawner, spawner.connect() as sock:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(home())
+        # This checkout may lie where nobody but root may look.
+        programs = Path(shutil.copytree(PLAIN, directory / "programs"))
+        spawner = stack.enter_context(running(programs, tmp_path / "s", uid=65534))
+        sock = stack.enter_context(spawner.connect())
         for path in (directory, directory / "tmp", directory / "home"):
             os.chown(path, 65534, 65534)
         answer = make(sock, request(directory))
