@@ -24,6 +24,7 @@
 #define LANDLOCK_SCOPE_SIGNAL (1ULL << 1)
 #endif
 
+#define OPENING (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE)
 #define LISTENER 3
 #define EVENTS 64
 #define REAPS_PER_TURN 2048
@@ -159,11 +160,38 @@ static void raise_nofile(void) {
     setrlimit(RLIMIT_NOFILE, &most);
 }
 
+/* What may be opened below this path (where it exists) by commands that share their user id with the machine's user. */
+static bool may_open(int rules, const char *path) {
+    struct landlock_path_beneath_attr rule = {.allowed_access = OPENING, .parent_fd = open(path, O_PATH | O_CLOEXEC)};
+    if (rule.parent_fd < 0)
+        return errno == ENOENT;
+    bool is = syscall(SYS_landlock_add_rule, rules, LANDLOCK_RULE_PATH_BENEATH, &rule, 0) == 0;
+    close(rule.parent_fd);
+    return is;
+}
+
+/* Terminals of the machine belong to that user, so commands open none: theirs is given to them open. Everything else stays as it is:
+ * these are all places that our own rule set, made by whoever started us, lets anybody open. */
+static bool allow_all_but_terminals(int rules) {
+    static const char *const open_to_all[] = {
+        "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/proc", ".",
+        "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty",
+    };
+    bool is = true;
+    for (size_t i = 0; i < sizeof open_to_all / sizeof *open_to_all; i++)
+        is &= may_open(rules, open_to_all[i]);
+    return is;
+}
+
 static void open_landlock(void) {
-    uint64_t attr[3] = {0, 0, LANDLOCK_SCOPE_SIGNAL | LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET};
+    uint64_t attr[3] = {sv.private_uid ? 0 : OPENING, 0, LANDLOCK_SCOPE_SIGNAL | LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET};
     sv.landlock = (int)syscall(SYS_landlock_create_ruleset, attr, sizeof attr, 0);
     if (sv.landlock < 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
         say("--scope-signals: this kernel cannot scope signals");
+        _exit(3);
+    }
+    if (!sv.private_uid && !allow_all_but_terminals(sv.landlock)) {
+        say("--scope-signals: rules for terminals");
         _exit(3);
     }
 }

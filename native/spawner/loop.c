@@ -199,23 +199,35 @@ static void answer_created(struct spawner *s, struct sandbox *sb) {
 }
 
 /* The report pipe speaks (set-up failed) or ends (init runs). */
+/* A process that is killed on its way closes the report just as one that became init does. It has given up its memory, and with
+ * it its program, before its descriptors. */
+static bool lives(const struct spawner *s, pid_t pid) {
+    char path[32], exe[8];
+    snprintf(path, sizeof path, "%d/exe", pid);
+    return readlinkat(s->proc, path, exe, sizeof exe) >= 0 || errno == EACCES;
+}
+
 static void set_up(struct spawner *s, struct sandbox *sb) {
     uint8_t buf[96];
     ssize_t n = recv(sb->status, buf, sizeof buf, MSG_DONTWAIT);
     if (n < 0 && errno == EAGAIN) return;
     unwatch(s, sb->status);
     sb->status = -1;
-    if (n == 0) {
-        if (sb->state == S_DYING) return;
+    if (n == 0 && sb->state == S_DYING) return;
+    if (n == 0 && lives(s, sb->pid)) {
         sb->state = S_RUNNING;
         answer_created(s, sb);
         return seeds_refill(s);
     }
     struct reader r = reader_of(buf, n < 0 ? 0 : (size_t)n);
     sb->failed = true;
-    sb->fail_errno = n < 0 ? errno : (int)get_u32(&r); /* it died before it had read its request */
+    sb->fail_errno = (int)get_u32(&r);
     struct span step = get_bytes(&r);
     snprintf(sb->fail_step, sizeof sb->fail_step, "%.*s", (int)step.n, (const char *)step.p);
+    if (n <= 0) { /* before it had read its request, or after */
+        sb->fail_errno = ESRCH;
+        strcpy(sb->fail_step, "it was killed");
+    }
     sb->state = S_DYING; /* the child is leaving; its slot is free once it is reaped */
 }
 

@@ -85,14 +85,17 @@ const struct operation process_finish[] = {
 
 /* ---- ending, in the spawner ---- */
 
-/* 1, 0, or -1 where nothing tells. */
+/* 1, 0, or -1 where nothing tells. (Where there are groups of version 1 only there are no zygotes in them either.) */
 static int group_empty(const struct spawner *s, uint32_t slot) {
     char path[64], text[256];
-    snprintf(path, sizeof path, "s%u/cgroup.events", slot);
+    if (!s->n_groups) return -1;
+    const struct hierarchy *h = &s->groups[s->n_groups - 1];
     for (unsigned i = 0; i < s->n_groups; i++)
-        if (s->groups[i].v2)
-            return read_at(s->groups[i].dir, path, text, sizeof text) <= 0 ? -1 : strstr(text, "populated 0") != NULL;
-    return -1;
+        if (s->groups[i].v2) h = &s->groups[i];
+    snprintf(path, sizeof path, "s%u/%s", slot, h->v2 ? "cgroup.events" : "cgroup.procs");
+    long n = read_at(h->dir, path, text, sizeof text);
+    if (n < 0 || (h->v2 && n == 0)) return -1;
+    return h->v2 ? strstr(text, "populated 0") != NULL : n == 0;
 }
 
 /* Ends every process of a user id that only this sandbox has, at one stroke: the kernel walks them under its lock. */

@@ -1500,3 +1500,43 @@ def test_the_page_names_tests_that_exist() -> None:
         re.findall(r"`(\w+)`", (root / "docs/reference/isolation.md").read_text().split("## Level")[0])
     )
     assert {flag.value for flag in Flag} <= flags, "every flag is explained"
+
+
+TERMINAL = """
+import pty
+master, slave = pty.openpty()  # as a shell of that user has one
+name = os.ttyname(slave)
+with open(name, "r+b", buffering=0) as control:
+    control.write(b"control")
+print("CONTROL", os.read(master, 100))
+from dsec import Dsec
+with Dsec(pool=0) as d, d.sandboxes.create(level="process") as sb:
+    for way in ("echo stolen >" + name, "cat <" + name, "exec 5<>" + name):
+        print("DONE", sb.exec(way, timeout=5).ok)
+    with sb.terminal(["sh", "-c", "tty && echo own >/dev/tty"]) as own:
+        print("OWN", b"own" in b"".join(chunk.data for chunk in own.output))
+os.set_blocking(master, False)
+try:
+    print("REACHED", os.read(master, 100))
+except BlockingIOError:
+    print("REACHED nothing")
+"""
+
+
+@pytest.mark.needs_root
+def test_without_root_terminals_of_the_same_user_are_closed() -> None:
+    state = Path(f"/var/tmp/dt-{secrets.token_hex(4)}")
+    state.mkdir(mode=0o700)
+    os.chown(state, 65534, 65534)
+    script = UNPRIVILEGED[: UNPRIVILEGED.index("from dsec import Dsec")] + TERMINAL
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(state)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    )
+    subprocess.run(["rm", "-rf", str(state)], check=True)
+    said = done.stdout.splitlines()
+    assert said == ["CONTROL b'control'", *["DONE False"] * 3, "OWN True", "REACHED nothing"], done.stderr

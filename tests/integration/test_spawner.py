@@ -24,7 +24,8 @@ from random import Random
 import pytest
 
 from dsec import Dsec, Level, Settings, wiring
-from dsec.errors import Busy, CleanupFailed, DsecError
+from dsec.errors import Busy, CleanupFailed, DsecError, RuntimeUnavailable
+from dsec.model.sandbox import State
 from dsec.wire import spawn
 from dsec.wire.spawn import CreateRequest, Op
 
@@ -590,6 +591,28 @@ def test_what_is_made_ahead_can_be_killed_at_any_time(images: Path, level: Level
         assert _real(steady.id) == init
         seen |= _children(spawner) | {spawner}
     assert [pid for pid in seen if _lives(pid)] == []
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("level", list(Level))
+def test_what_is_killed_while_it_becomes_a_sandbox_is_refused_and_not_given_out(
+    images: Path, level: Level
+) -> None:
+    with Dsec(settings=Settings(images=images, pool=0)) as engine:
+        steady = engine.sandboxes.create(level=level)
+        init = _real(steady.id)
+        spawner = _parent(init)
+        made = 0
+        for _ in range(40):
+            for pid in _children(spawner) - {init}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # at once: the spawner does not know of it yet
+            with contextlib.suppress(RuntimeUnavailable), engine.sandboxes.create(level=level) as sandbox:
+                assert sandbox.exec("echo made").stdout == b"made\n"
+                made += 1
+            time.sleep(0.05)
+        assert made > 0
+        assert [one.id for one in engine.sandboxes.list() if one.state is State.RUNNING] == [steady.id]
 
 
 # --- noise, with sanitizers
