@@ -112,6 +112,7 @@ void child_seed(const struct spawner *s, uint32_t slot, int users, int report) {
     prepare(&c, report);
     ssize_t size = send(report, "r", 1, MSG_NOSIGNAL) == 1 ? receive_fds(report, body, sizeof body, fds, &n, 0) : 0;
     if (size <= 0) _exit(0); /* not needed, or the spawner is gone */
+    setpriority(PRIO_PROCESS, 0, URGENT);
     struct reader r = reader_of(body, (size_t)size);
     if (!parse_create(&r, &plan, fds, n)) fail(report, "malformed", EPROTO);
     c.p = &plan;

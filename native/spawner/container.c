@@ -204,7 +204,10 @@ static int overlay(const struct child *c, layers_setter *set) {
 static int make_root(struct child *c) {
     if (as_sandbox_root(c, true)) return -1;
     c->root = overlay(c, layers_by_fd);
-    if (c->root < 0 && (errno == EINVAL || errno == EOPNOTSUPP) && !attach_layers(c)) c->root = overlay(c, layers_by_path);
+    if (c->root < 0 && (errno == EINVAL || errno == EOPNOTSUPP) && !attach_layers(c)) {
+        c->attached = true;
+        c->root = overlay(c, layers_by_path);
+    }
     return c->root < 0 ? -1 : as_sandbox_root(c, false);
 }
 
@@ -290,9 +293,17 @@ static int read_only_root(struct child *c) {
     return 0;
 }
 
+/* Out of the way, below what will be the root. Closed while they belong to nothing they would be dissolved one by one, each time
+ * waiting for every CPU; like this they go with all other mounts of the sandbox, at once. */
+static int stow(const struct child *c) {
+    for (unsigned i = 0; i < c->p->n_layers; i++)
+        if (move_mount(c->layers[i], "", AT_FDCWD, "/empty", MOVE_MOUNT_F_EMPTY_PATH)) return -1;
+    return move_mount(c->writable, "", AT_FDCWD, "/empty", MOVE_MOUNT_F_EMPTY_PATH);
+}
+
 /* There are no other mounts than our own: what was prepared, now covered by the overlay. */
 static int cover_root(struct child *c) {
-    if (setns(c->mounts, CLONE_NEWNS)) return -1;
+    if (setns(c->mounts, CLONE_NEWNS) || (!c->attached && stow(c))) return -1;
     return move_mount(c->root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH);
 }
 

@@ -217,7 +217,7 @@ static void set_up(struct spawner *s, struct sandbox *sb) {
     if (n == 0 && lives(s, sb->pid)) {
         sb->state = S_RUNNING;
         answer_created(s, sb);
-        return seeds_refill(s);
+        return seeds_refill_soon(s);
     }
     struct reader r = reader_of(buf, n < 0 ? 0 : (size_t)n);
     sb->failed = true;
@@ -437,9 +437,10 @@ void loop_run(struct spawner *s) {
     seeds_refill(s);
     for (;;) {
         struct epoll_event events[32];
-        int n = epoll_wait(s->epoll, events, 32, -1);
+        int n = epoll_wait(s->epoll, events, 32, seeds_wait_ms(s));
         for (int i = 0; i < n; i++)
             handle(s, (enum source)(events[i].data.u64 & 0xff), (pid_t)(events[i].data.u64 >> 8));
+        if (!seeds_wait_ms(s)) seeds_refill(s);
         stop_if_done(s);
     }
 }

@@ -101,7 +101,7 @@ int main(int argc, char **argv) {
     if (s.config.level == LEVEL_CONTAINER) world_enter(&s);
     else prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     /* Under load everything waits for this path; children go back to normal. */
-    setpriority(PRIO_PROCESS, 0, -10);
+    setpriority(PRIO_PROCESS, 0, URGENT);
     umask(0);
     loop_run(&s);
 }

@@ -28,6 +28,7 @@
 #define INIT_FILES 4096u
 #define ZYGOTES 16
 #define SEEDS 4
+#define URGENT (-10) /* the nice value of what somebody waits for */
 
 enum level { LEVEL_CONTAINER, LEVEL_PROCESS };
 
@@ -142,7 +143,8 @@ struct spawner {
     int oom_adj; /* what init got */
     pid_t pid;   /* our own */
     struct zygote zygotes[ZYGOTES];
-    uint64_t barren_until; /* CLOCK_BOOTTIME ns: none is made before */
+    uint64_t refill_at;    /* CLOCK_BOOTTIME ns, 0: nothing is to be made */
+    uint64_t barren_until; /* none is made before */
 };
 
 /* report.c */
@@ -207,6 +209,8 @@ struct sprout {
 /* zygote.c */
 pid_t clone_into(const struct spawner *s, uint32_t slot, uint64_t flags);
 void seeds_refill(struct spawner *s);
+void seeds_refill_soon(struct spawner *s);
+int seeds_wait_ms(const struct spawner *s); /* until there is something to make, or -1 */
 void zygotes_news(struct spawner *s, pid_t pid);
 bool zygote_ended(struct spawner *s, pid_t pid);
 bool zygote_keeps(struct spawner *s, uint32_t slot);
@@ -227,7 +231,8 @@ struct child {
     const struct spawner *s;
     const struct plan *p; /* NULL while it prepares */
     uint32_t slot, uid;
-    bool joined; /* the version 1 cgroups, by birth */
+    bool joined;   /* the version 1 cgroups, by birth */
+    bool attached; /* the layers, in a mount namespace that is no more */
     int users, mounts; /* namespaces: of ids; of mounts, its own */
     int proc, dev, root, writable;
     int layers[LAYERS_MAX];

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -26,6 +27,7 @@
 
 #define PATIENCE_MS 1000 /* for a zygote to fork */
 #define BARREN_NS 1000000000u
+#define SOON_NS 3000000u /* the sandbox that was just made comes first */
 
 pid_t clone_into(const struct spawner *s, uint32_t slot, uint64_t flags) {
     struct clone_args args = {.flags = flags, .exit_signal = flags & CLONE_PARENT ? 0 : SIGCHLD};
@@ -81,6 +83,7 @@ static _Noreturn void zygote_run(const struct spawner *s, uint32_t slot, int own
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     prctl(PR_SET_NAME, "dsec-zygote");
+    setpriority(PRIO_PROCESS, 0, 0); /* nobody waits for what is made ahead */
     keep_needed(s, own);
     int32_t err = slot_join_v1(s, slot);
     int users = s->config.level == LEVEL_CONTAINER && !err ? users_make(s->proc, s->proc, slot_uid(slot)) : -1;
@@ -199,7 +202,24 @@ static unsigned coming(const struct spawner *s) {
     return n;
 }
 
+static struct zygote *any_ready(struct spawner *s) {
+    for (unsigned i = 0; i < ZYGOTES; i++)
+        if (s->zygotes[i].ready) return &s->zygotes[i];
+    return NULL;
+}
+
+void seeds_refill_soon(struct spawner *s) {
+    if (!any_ready(s)) return seeds_refill(s);
+    if (!s->refill_at) s->refill_at = boottime_ns() + SOON_NS;
+}
+
+int seeds_wait_ms(const struct spawner *s) {
+    uint64_t now = s->refill_at ? boottime_ns() : 0;
+    return !s->refill_at ? -1 : s->refill_at <= now ? 0 : (int)((s->refill_at - now) / 1000000u + 1);
+}
+
 void seeds_refill(struct spawner *s) {
+    s->refill_at = 0;
     if (!worth_it(s) || s->stopping || boottime_ns() < s->barren_until) return;
     unsigned n = coming(s);
     for (unsigned i = 0; i < ZYGOTES && n < SEEDS; i++) {
@@ -249,12 +269,6 @@ bool zygote_ended(struct spawner *s, pid_t pid) {
     struct zygote *z = by_pid(s, pid);
     if (z) barren(s, z, ECHILD);
     return z;
-}
-
-static struct zygote *any_ready(struct spawner *s) {
-    for (unsigned i = 0; i < ZYGOTES; i++)
-        if (s->zygotes[i].ready) return &s->zygotes[i];
-    return NULL;
 }
 
 bool seed_take(struct spawner *s, const struct request *q, const struct limits *limits, struct sprout *out) {

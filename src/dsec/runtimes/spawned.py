@@ -103,6 +103,7 @@ class SpawnedRuntime(Runtime):
         self._on_ended = on_ended
         self._disk_used = disk_used
         self._all: dict[SandboxId, _Known] = {}
+        self._early: dict[SandboxId, guest.GuestConnection] = {}
 
     @abstractmethod
     async def _attach_trees(self, spawner: Spawner) -> None:
@@ -134,15 +135,25 @@ class SpawnedRuntime(Runtime):
         try:
             listener = self._sockets.listen(plan.id)
             with listener:
-                return await self._spawner.create(request, [listener.fileno(), *fds])
+                return await self._spawner.create(
+                    request, [listener.fileno(), *fds], lambda: self._reach_early(plan.id)
+                )
         except OSError as error:
             raise RuntimeUnavailable(f"sandbox {plan.id}: {error.strerror}: {error.filename}") from error
         finally:
             for fd in fds:
                 os.close(fd)
 
+    def _reach_early(self, sandbox: SandboxId) -> None:
+        """Connect while the sandbox is made: its listener is there, and init reads the greeting when it runs."""
+        with contextlib.suppress(RuntimeUnavailable):
+            self._early[sandbox] = guest.reach(self._sockets.path(sandbox))
+
     async def destroy(self, sandbox: SandboxId) -> None:
         """See :class:`Runtime`."""
+        early = self._early.pop(sandbox, None)
+        if early is not None:
+            await early.close()
         try:
             await self._spawner.destroy(sandbox)
         except DsecError as error:
@@ -208,6 +219,9 @@ class SpawnedRuntime(Runtime):
     async def connect(self, sandbox: SandboxId) -> Guest:
         """See :class:`Runtime`."""
         self._at(sandbox)
+        early = self._early.pop(sandbox, None)
+        if early is not None and not early.lost:
+            return early
         return guest.reach(self._sockets.path(sandbox))
 
     async def metrics(self, sandbox: SandboxId) -> Metrics:

@@ -338,7 +338,9 @@ class Spawner:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._child, os.WNOHANG)
 
-    async def _ask(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> Answer:
+    async def _ask(
+        self, op: Op, body: bytes = b"", fds: Sequence[int] = (), meanwhile: Callable[[], None] | None = None
+    ) -> Answer:
         """Whatever can be asked twice is asked again when the spawner ends meanwhile; so is what it never read."""
         for left in reversed(range(_TRIES)):
             link = await self.ready()
@@ -346,6 +348,8 @@ class Spawner:
             try:
                 seq = await link.send(op, body, fds)
                 sent = True
+                if meanwhile is not None:
+                    meanwhile()
                 return await link.answer(seq)
             except RuntimeUnavailable:
                 if not left or link.alive or (sent and op is Op.CREATE):
@@ -367,9 +371,15 @@ class Spawner:
         if answer.errno not in (0, errno.EEXIST):
             raise RuntimeUnavailable(f"tree {name!r}: {os.strerror(answer.errno)} ({answer.step})")
 
-    async def create(self, request: CreateRequest, fds: Sequence[int]) -> Created:
-        """Raises: Conflict, Busy, RuntimeUnavailable: with the step of the set-up that failed."""
-        answer = await self._ask(Op.CREATE, request.encode(), fds)
+    async def create(
+        self, request: CreateRequest, fds: Sequence[int], meanwhile: Callable[[], None]
+    ) -> Created:
+        """``meanwhile`` is called when the spawner has been asked; it must not raise.
+
+        Raises:
+            Conflict, Busy, RuntimeUnavailable: with the step of the set-up that failed.
+        """
+        answer = await self._ask(Op.CREATE, request.encode(), fds, meanwhile)
         if not answer.errno:
             return spawn.decode_created(answer.body)
         words = f"sandbox {request.id}: set-up failed at {answer.step!r}: {os.strerror(answer.errno)}"

@@ -48,6 +48,9 @@ _WORK_ENTRIES: Final = 100_000  # what an overlay can have under way, at most
 _SEASON: Final = 100_000_000  # ns; older kernels tell change times in steps of up to 10 ms
 _SMALL_MIB: Final = 16  # a quota so small that a residue would matter gets a slot that was never used
 _THREADS: Final = 4
+_BREATH: Final = (
+    0.002  # seconds for which the worker lets whoever gave it a job go on: both need the interpreter
+)
 _COMMIT_AFTER: Final = 0.2
 _SWEEP_AFTER: Final = 2.0
 # With less free in the pool no layer is given out: what is left is for the sandboxes that run.
@@ -435,6 +438,8 @@ class BtrfsLayers(Layers):
         while not self._closing:
             with suppress(Empty):
                 job = self._jobs.get(timeout=self._patience())
+                if self._jobs.empty():
+                    time.sleep(_BREATH)
                 if job is not None:
                     self._put_back(job)
             now = time.monotonic()

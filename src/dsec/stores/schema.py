@@ -100,6 +100,9 @@ def create(path: Path) -> None:
     draft.unlink(missing_ok=True)
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     with translated(), contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as db:
+        db.execute(
+            "PRAGMA page_size = 2048"
+        )  # a record takes some 300 bytes: less of a page is written for nothing
         db.execute("PRAGMA journal_mode = MEMORY")
         db.execute("BEGIN IMMEDIATE")
         for statement in SCHEMA:
