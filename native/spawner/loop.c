@@ -104,7 +104,7 @@ static void kill_each(struct spawner *s, struct sandbox *sb, void *arg) {
 static void remove_parents(const struct spawner *s) {
     for (unsigned i = 0; i < s->n_groups; i++) {
         int up = openat(s->groups[i].dir, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (up >= 0 && unlinkat(up, s->groups[i].name, AT_REMOVEDIR)) note("remove cgroup", s->groups[i].name, errno);
+        if (up >= 0) group_remove(up, s->groups[i].name);
     }
 }
 

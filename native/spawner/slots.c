@@ -280,12 +280,20 @@ uint64_t slot_oom_kills(const struct spawner *s, uint32_t slot) {
     return 0;
 }
 
+/* A process that was reaped may hold its group for a moment more: until it has left the processor for the last time. */
+void group_remove(int dir, const char *name) {
+    for (int tries = 0; unlinkat(dir, name, AT_REMOVEDIR); tries++) {
+        if (errno == ENOENT) return;
+        if (errno != EBUSY || tries == 1000) return note("remove cgroup", name, errno);
+        usleep(1000);
+    }
+}
+
 void slots_remove_all(struct spawner *s) {
     for (unsigned i = 0; i < s->n_blocks * BLOCK_SLOTS; i++) {
         if (!s->slots[i].made) continue;
         char name[32];
         snprintf(name, sizeof name, "s%u", s->blocks[i / BLOCK_SLOTS] * BLOCK_SLOTS + i % BLOCK_SLOTS);
-        for (unsigned g = 0; g < s->n_groups; g++)
-            if (unlinkat(s->groups[g].dir, name, AT_REMOVEDIR) && errno != ENOENT) note("remove cgroup", name, errno);
+        for (unsigned g = 0; g < s->n_groups; g++) group_remove(s->groups[g].dir, name);
     }
 }

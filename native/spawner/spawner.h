@@ -177,6 +177,7 @@ int slot_v2_dir(const struct spawner *s, uint32_t slot); /* for CLONE_INTO_CGROU
 int slot_join_v1(const struct spawner *s, uint32_t slot); /* the calling process; 0 or errno */
 int slot_freeze(const struct spawner *s, uint32_t slot, bool frozen);
 uint64_t slot_oom_kills(const struct spawner *s, uint32_t slot);
+void group_remove(int dir, const char *name);
 void slots_remove_all(struct spawner *s);
 
 /* world.c: the spawner's own surroundings */

@@ -68,6 +68,12 @@ def _command(pid: int) -> bytes:
     return b""
 
 
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
@@ -93,12 +99,13 @@ class Home:
         return sorted(Path("/sys/fs/cgroup").glob(f"*/{self.tag}-*"))
 
     def processes(self) -> set[int]:
+        """Of sandboxes; not what a spawner makes ahead, which ends with it."""
         found: set[int] = set()
         for group in self.groups():
             for slot in group.glob("s*/cgroup.procs"):
                 with suppress(OSError):
                     found.update(map(int, slot.read_text().split()))
-        return found
+        return {pid for pid in found if _name(pid) not in ("dsec-zygote", "dsec-seed")}
 
     def inits(self) -> dict[str, int]:
         """Sandbox ids to the pid of their init, from the machine's own tables."""

@@ -134,3 +134,40 @@ async def test_cancelled_at_every_step() -> None:
             assert crossing.outcome() == [0, 1, 2, 3, 4]
         except asyncio.CancelledError:
             assert turns < 7
+
+
+def test_an_interrupt_when_the_wait_is_over_does_not_wait_for_ever(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, waits = _Crossing.wait, []
+
+    def wait(self: _Crossing[int]) -> None:
+        real(self)
+        waits.append(self)
+        if len(waits) == 1:
+            raise KeyboardInterrupt  # as Ctrl-C may, after the lock was had
+
+    monkeypatch.setattr(_Crossing, "wait", wait)
+    done = threading.Event()
+
+    def ask() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            bridge.call(_value())
+        done.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert done.wait(10)
+    assert bridge.call(_value()) == 7
+
+
+def test_an_interrupt_before_the_work_was_handed_over(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = bridge._loop
+    assert loop is not None
+    work = _value()
+    crossing = _Crossing(loop, work)
+    loop.call_soon_threadsafe(crossing.cancel)
+    crossing.wait()
+    with pytest.raises(asyncio.CancelledError):
+        crossing.outcome()

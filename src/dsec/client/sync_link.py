@@ -28,7 +28,7 @@ class _Crossing(Generic[T]):
     A bare lock is the cheapest thing a thread can wait on.
     """
 
-    __slots__ = ("_begun", "_done", "_error", "_loop", "_task", "_value", "_work")
+    __slots__ = ("_begun", "_done", "_error", "_loop", "_over", "_task", "_value", "_work")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Awaitable[T]) -> None:
         self._loop = loop
@@ -36,7 +36,7 @@ class _Crossing(Generic[T]):
         self._done = threading.Lock()
         self._done.acquire()
         self._task: asyncio.Task[None] | None = None
-        self._begun = False
+        self._begun = self._over = False
         self._value: T | None = None
         self._error: BaseException | None = None
 
@@ -51,26 +51,33 @@ class _Crossing(Generic[T]):
             self._value = await self._work
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._error = error
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._over = True
         self._done.release()
 
     def cancel(self) -> None:
         """On the loop."""
         task = self._task
-        if task is not None and not task.done():
+        if task is None:  # the interrupt came before `begin` was asked for
+            self._ended(None)
+        elif not task.done():
             task.add_done_callback(self._ended)
             task.cancel()
 
     def _ended(self, _: object) -> None:
         """One that was cancelled before its first step never ran, so nobody else lets the caller go."""
-        if not self._begun:
+        if not self._begun and not self._over:
             if isinstance(self._work, CoroutineType):
                 self._work.close()
             self._error = asyncio.CancelledError()
-            self._done.release()
+            self._let_go()
 
     def wait(self) -> None:
-        """On the caller's thread; an interrupt (Ctrl-C) leaves it."""
-        self._done.acquire()
+        """On the caller's thread; an interrupt (Ctrl-C) leaves it. It may be called again: an interrupt can come when the wait is over."""
+        if not self._over:
+            self._done.acquire()
 
     def outcome(self) -> T:
         """Its value, or its exception raised here."""
@@ -139,8 +146,8 @@ class Bridge:
                 "this client is not open, or called from its own event loop", hint="use AsyncDsec there"
             )
         crossing = _Crossing(loop, work)
-        loop.call_soon_threadsafe(crossing.begin)
         try:
+            loop.call_soon_threadsafe(crossing.begin)
             crossing.wait()
         except BaseException:
             loop.call_soon_threadsafe(crossing.cancel)

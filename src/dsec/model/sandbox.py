@@ -65,7 +65,8 @@ class Limits:
     Attributes:
         cpu_millis: thousandths of one CPU.
         memory_mib: memory of all processes and tmpfs files together, MiB.
-        pids: processes and threads, without init itself.
+        pids: processes and threads, without init itself. Each running command takes one more, for its monitor; for a second
+            after a command up to two monitors may wait for the next one.
         disk_mib: bytes in the writable layer, MiB.
         open_files: descriptors per process.
         output_bytes: kept per stream of one exec; beyond it the result is ``truncated``.

@@ -15,7 +15,7 @@ from dsec.model.sandbox import MIB, Flag, Level, Volume
 from dsec.ports.runtime import OnEnded, Plan
 from dsec.ports.storage import Image, Images, Layers
 from dsec.runtimes.cgroups import Hierarchy, flags
-from dsec.runtimes.spawned import OWN_PROCESSES, SpawnedRuntime, base_flags
+from dsec.runtimes.spawned import SpawnedRuntime, base_flags
 from dsec.runtimes.spawner import Spawner, SpawnerConfig
 from dsec.wire.spawn import CreateRequest
 
@@ -128,7 +128,7 @@ class ContainerRuntime(SpawnedRuntime):
             id=plan.id,
             hostname=plan.hostname,
             memory=plan.limits.memory_mib * MIB,
-            pids=plan.limits.pids + OWN_PROCESSES,
+            pids=plan.limits.pids + 1,
             cpu_millis=plan.limits.cpu_millis,
             open_files=plan.limits.open_files,
             deadline=int(plan.deadline * 1e9),

@@ -18,7 +18,7 @@ from dsec.ports.runtime import OnEnded, Plan
 from dsec.runtimes import probe
 from dsec.runtimes.cgroups import Hierarchy, flags
 from dsec.runtimes.homes import Homes
-from dsec.runtimes.spawned import OWN_PROCESSES, SpawnedRuntime, base_flags
+from dsec.runtimes.spawned import SpawnedRuntime, base_flags
 from dsec.runtimes.spawner import Spawner, SpawnerConfig
 from dsec.wire.spawn import CreateRequest
 
@@ -111,7 +111,7 @@ class ProcessRuntime(SpawnedRuntime):
             id=plan.id,
             hostname="sandbox",
             memory=plan.limits.memory_mib * MIB,
-            pids=plan.limits.pids + OWN_PROCESSES,
+            pids=plan.limits.pids + 1,
             cpu_millis=plan.limits.cpu_millis,
             open_files=plan.limits.open_files,
             deadline=int(plan.deadline * 1e9),

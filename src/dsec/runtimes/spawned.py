@@ -22,7 +22,6 @@ from dsec.runtimes.cgroups import Counters, Figures, Hierarchy
 from dsec.runtimes.spawner import Spawner, SpawnerConfig
 from dsec.wire.spawn import Created, CreateRequest, EndedEvent
 
-OWN_PROCESSES: Final = 3  # init, and two monitors that wait for a command: they are not the sandbox's
 _FREEZE_SECONDS: Final = 10.0
 _BACKLOG: Final = 16
 
