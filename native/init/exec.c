@@ -403,7 +403,7 @@ static void handle(struct exec *e, const struct report *r) {
     switch (r->what) {
     case REPORT_STARTED: started(e, r->pid); break;
     case REPORT_FAILED:
-        e->waits = true;
+        e->waits = !e->kill_reason; /* a kill that is on its way would meet the next command */
         leader_ended(e, 2, r->value, 0);
         break;
     case REPORT_ESCALATE: kill_everything(); break;
@@ -439,7 +439,7 @@ static void read_reports(struct exec *e) {
             handle(e, &r);
         else if (n < 0 && errno == EAGAIN)
             e->control.in = false;
-        else if (n == 0 || errno != EINTR)
+        else if (n == 0 || (errno != EINTR && errno != ECONNRESET)) /* it left an order unread: its last report comes next */
             lose(e);
     }
 }

@@ -49,6 +49,7 @@ static bool adopt(struct spawner *s, pid_t pid, uint32_t slot) {
     char id[ID_MAX + 1], again[ID_MAX + 1];
     if (!is_init(s, pid, slot, id, sizeof id)) return false;
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (pidfd < 0 && errno != ESRCH) die("adopt"); /* it runs: who cannot hold it must not end it either */
     if (pidfd < 0) return false;
     struct span name = {.p = (uint8_t *)id, .n = (uint32_t)strlen(id)};
     /* Read again behind the pidfd: the pid now means what it meant. */

@@ -62,7 +62,16 @@ static void parse(struct spawner *s, int argc, char **argv) {
     if (!s->config.state || !s->config.init_path) die("--state and --init are needed");
 }
 
+/* One that is adopted takes a descriptor. */
+static void raise_files(void) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files)) return;
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+}
+
 static void prepare(struct spawner *s) {
+    raise_files();
     s->root = geteuid() == 0;
     s->proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
     s->null = open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -1,7 +1,9 @@
-/* Messages with descriptors. */
+/* Messages with descriptors, and which descriptors are kept. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "spawner.h"
@@ -43,4 +45,18 @@ bool send_fds(int sock, const void *body, size_t size, const int *fds, unsigned 
     h->cmsg_len = CMSG_LEN(n * sizeof(int));
     memcpy(CMSG_DATA(h), fds, n * sizeof(int));
     return sendmsg(sock, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size;
+}
+
+static int by_number(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+/* Closes every descriptor but 0 to 2 and these. */
+void keep_only(int *fds, size_t n) {
+    unsigned next = 3;
+    qsort(fds, n, sizeof *fds, by_number);
+    for (size_t i = 0; i < n; i++) {
+        if (fds[i] < (int)next) continue; /* -1, or twice */
+        if ((unsigned)fds[i] > next) syscall(SYS_close_range, next, (unsigned)fds[i] - 1, 0);
+        next = (unsigned)fds[i] + 1;
+    }
+    syscall(SYS_close_range, next, ~0u, 0);
 }

@@ -15,6 +15,8 @@
 
 #include "spawner.h"
 
+#define CPU_MILLIS_MAX 1024000u
+
 bool write_at(int dir, const char *path, const char *text) {
     int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -240,12 +242,21 @@ void slot_share(struct spawner *s, uint32_t n, bool shared) {
     slot->shared = shared;
 }
 
+/* What is forked next in these cgroups must not wait for a quota that the last sandbox used up: we would wait for it too. */
+static void lift_quota(struct spawner *s, uint32_t n, struct slot *slot) {
+    struct limits l = slot->set;
+    if (!l.cpu_millis) return;
+    l.cpu_millis = CPU_MILLIS_MAX;
+    if (!set_limits(s, n, slot, &l)) memset(&slot->set, 0, sizeof slot->set);
+}
+
 void slot_release(struct spawner *s, uint32_t n, bool frozen) {
     struct slot *slot = slot_at(s, n);
     if (!slot) return;
     if (frozen) slot_freeze(s, n, false);
     read_bases(s, n, slot);
     slot->used = zygote_keeps(s, n);
+    if (slot->used) lift_quota(s, n, slot);
 }
 
 int slot_v2_dir(const struct spawner *s, uint32_t slot) {

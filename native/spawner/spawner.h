@@ -190,6 +190,7 @@ int users_make(int pids, int proc, uint32_t uid);
 
 /* passing.c */
 ssize_t receive_fds(int sock, void *buf, size_t cap, int *fds, unsigned *n, int flags);
+void keep_only(int *fds, size_t n); /* closes all others above 2 */
 bool send_fds(int sock, const void *body, size_t size, const int *fds, unsigned n); /* at once, or false */
 
 /* A CREATE as it came. */

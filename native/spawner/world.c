@@ -1,8 +1,8 @@
 /* The spawner's own world: one small file system with /dev nodes, in two mount namespaces.
  *
  * In the *blank* one it is all there is, and read-only: every sandbox's mount namespace is a copy of that. In the spawner's
- * own the trees that sandboxes are made from are mounted below /l; no sandbox ever has those mounts, so none need be removed
- * (removing mounts waits for every CPU: 0.1 to 0.9 ms a sandbox). */
+ * own the trees that sandboxes are made from are mounted below /l; no copy has them, so none need be removed from it (removing
+ * mounts waits for every CPU: 0.1 to 0.9 ms a sandbox). Of those that a sandbox is made from its namespace gets clones, covered by its root. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>

@@ -46,21 +46,7 @@ pid_t clone_into(const struct spawner *s, uint32_t slot, uint64_t flags) {
 
 /* ---- in the zygote ---- */
 
-static int by_number(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
-
-/* Closes every descriptor but 0 to 2 and these. A copy of another's socket would keep that from noticing its end; one of an id
- * block's lock would keep the block. */
-static void keep_only(int *fds, size_t n) {
-    unsigned next = 3;
-    qsort(fds, n, sizeof *fds, by_number);
-    for (size_t i = 0; i < n; i++) {
-        if (fds[i] < (int)next) continue; /* -1, or twice */
-        if ((unsigned)fds[i] > next) syscall(SYS_close_range, next, (unsigned)fds[i] - 1, 0);
-        next = (unsigned)fds[i] + 1;
-    }
-    syscall(SYS_close_range, next, ~0u, 0);
-}
-
+/* A copy of another's socket would keep that from noticing its end; one of an id block's lock would keep the block. */
 static void keep_needed(const struct spawner *s, int own) {
     int fds[GROUPS_MAX + 8] = {own, s->init_exe, s->null, s->proc, s->blank, s->world};
     size_t n = 6;

@@ -566,6 +566,32 @@ async def test_half_dropped_is_no_damage_and_is_finished(tmp_path: Path) -> None
     assert await findings(tmp_path) == []
 
 
+@pytest.mark.parametrize("late", ["named", "signed", "dropped"])
+async def test_a_late_record_of_a_dropped_chain_is_kept_and_verified(tmp_path: Path, late: str) -> None:
+    """A record that comes after the one that names its chain is not what was said to be dropped."""
+    store = await opened(tmp_path)
+    await store.append(*(note("sb-x", n=n) for n in range(20)))
+    keeper = store._parts.keeper
+    await anyio.to_thread.run_sync(keeper.sign)
+    victims = await anyio.to_thread.run_sync(keeper._retention.name)
+    if late == "named":
+        await store.append(note("sb-x", n=20))
+    await anyio.to_thread.run_sync(keeper.sign)
+    if late == "signed":
+        await store.append(note("sb-x", n=20))
+        await anyio.to_thread.run_sync(keeper.sign)
+    await anyio.to_thread.run_sync(keeper._retention.drop, victims)
+    if late == "dropped":
+        await store.append(*(note("sb-x", n=20 + n) for n in range(30)))
+    assert (await store.read("sb-x"))[-1].payload["n"] in (20, 49)
+    await anyio.to_thread.run_sync(keeper.sign)
+    assert await store.verify() == ()
+    await store.close()
+    assert await findings(tmp_path) == []
+    _edit(tmp_path / "state" / "journal.db", "UPDATE record SET at = at + 1 WHERE seq = 21")
+    assert await findings(tmp_path) == [("sb-x", 21)]
+
+
 async def test_what_only_an_unsigned_record_calls_dropped_is_missing(tmp_path: Path) -> None:
     path = await _chain_of(tmp_path)
     named: dict[str, Json] = {"chains": {"a": [6, "00" * 32]}}

@@ -938,6 +938,40 @@ def test_stopped_monitor_does_not_stop_a_timeout(init: Init, home: Path) -> None
         assert engine.run("echo", "x").stdout == b"x\n"
 
 
+def test_killed_twice_is_killed_once(engine: Engine) -> None:
+    """The monitor ends without having read the second order; its last report counts all the same."""
+    for _ in range(30):
+        message, channel = command("sleep", "60"), engine.fresh()
+        started = engine.take(engine.send(message, channel), guest.Started)
+        kills = [guest.Signal(message.id, 9, 2).frame(engine.fresh()) for _ in range(3)]
+        engine.sock.sendall(b"".join(kills))
+        assert engine.ended(channel, started).outcome == (1, 9, 2)
+
+
+def test_kill_that_crosses_a_failed_start_is_not_for_the_next_command(init: Init) -> None:
+    """The kill is on its way to the monitor when that has said that there was nothing to start."""
+    with init.connect() as engine:
+        monitor = settled(engine)
+        os.kill(init.process.pid, signal.SIGSTOP)
+        first, answer = command("/does/not/exist"), engine.fresh()
+        channel = engine.ask(first)
+        os.kill(init.process.pid, signal.SIGCONT)
+        os.kill(monitor, signal.SIGSTOP)
+        time.sleep(0.05)  # init has handed it over
+        os.kill(init.process.pid, signal.SIGSTOP)
+        os.kill(monitor, signal.SIGCONT)
+        time.sleep(0.1)  # it has failed, and waits
+        os.kill(monitor, signal.SIGSTOP)
+        engine.send(guest.Signal(first.id, 9, 2), answer)
+        os.kill(init.process.pid, signal.SIGCONT)
+        assert engine.ended(channel).outcome == (2, 2, 0)
+        engine.take(answer, guest.Ok)
+        second = engine.ask(command("sh", "-c", "exit 3"))
+        time.sleep(0.05)
+        os.kill(monitor, signal.SIGCONT)
+        assert engine.ended(second).outcome == (0, 3, 0)
+
+
 # --- files -------------------------------------------------------------------------------------------------------
 
 ME = (os.getuid(), os.getgid())

@@ -45,6 +45,33 @@ def test_directories_that_nobody_may_enter(home: Path) -> None:
     assert not home.exists()
 
 
+@pytest.mark.parametrize("mode", [0o500, 0])
+def test_one_that_its_owner_closed(tmp_path: Path, mode: int) -> None:
+    """As an ordinary user, whom modes bind."""
+    home = tmp_path / "homes/one"
+    (home / "tmp").mkdir(parents=True)
+    (home / "home").mkdir()
+    (home / "file").write_bytes(b"x")
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.chdir(home.parent)  # what is above it may be closed to that user
+            if os.geteuid() == 0:
+                for path in (home.parent, home, *home.iterdir()):
+                    os.chown(path, 4242, 4242)
+                os.setgid(4242)
+                os.setuid(4242)
+            inside = Path(home.name)
+            inside.chmod(mode)
+            code = homes._removed_unused(inside)
+            homes.remove_tree(inside)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not home.exists()
+
+
 def test_links_are_removed_and_not_followed(home: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -388,7 +388,8 @@ class Runner:
         try:
             await guest.forget(*told)
         except DsecError:
-            return  # whoever connects next finds them ended, recorded, and forgets them then
+            if not guest.lost:  # with the next ones; else whoever connects next finds them ended, recorded, and forgets them then
+                handle.told[:0] = told[-TOLD_KEPT:]
 
 
 def _result(run: Run, exit_: Exit, *, oom: bool) -> ExecResult:

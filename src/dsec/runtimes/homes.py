@@ -106,7 +106,7 @@ def _removed_unused(home: Path) -> bool:
         except FileNotFoundError:
             continue
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EACCES):
                 return False
             raise
     return True
@@ -119,7 +119,11 @@ def remove_tree(home: Path) -> None:
     Raises: OSError.
     """
     try:
-        top = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        above = os.open(home.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            top = _opened(above, home.name)  # its own mode, too, is what the command left
+        finally:
+            os.close(above)
     except FileNotFoundError:
         return
     try:

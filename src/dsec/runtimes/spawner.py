@@ -143,11 +143,11 @@ class _Link:
             raise RuntimeUnavailable("the spawner ended", hint="it is started again: retry")
         self._seq = seq = self._seq % 0xFFFF_FFFF + 1
         now = self._loop.time()
-        self._waiting[seq] = _Asked(op, now, self._loop.create_future())
+        self._waiting[seq] = asked = _Asked(op, now, self._loop.create_future())
         if self._overdue is None:
             self._overdue = self._loop.call_at(now + _ANSWER_SECONDS, self._check)
         try:
-            await self._send(spawn.encode(op, seq, body), fds)
+            await self._send(spawn.encode(op, seq, body), fds, asked)
         except BaseException:
             self._waiting.pop(seq, None)
             raise
@@ -180,7 +180,7 @@ class _Link:
         finally:
             self._waiting.pop(seq, None)
 
-    async def _send(self, message: bytes, fds: Sequence[int]) -> None:
+    async def _send(self, message: bytes, fds: Sequence[int], asked: _Asked) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         while True:
             try:
@@ -188,6 +188,8 @@ class _Link:
                 return
             except BlockingIOError:
                 await asyncio.sleep(0.001)  # its queue is full: it is working through it
+                if asked.answer.done():
+                    await asked.answer  # overdue, or the spawner is gone
             except OSError as error:
                 self._lose()
                 raise RuntimeUnavailable(f"the spawner cannot be reached: {error.strerror}") from error

@@ -15,6 +15,13 @@ _INSERT: Final = (
 )
 _CHAIN: Final = "SELECT number FROM chain WHERE name = ?"
 _NEW_CHAIN: Final = "INSERT INTO chain (name) VALUES (?)"
+# A chain that was dropped goes on where it ended: a record of the chain "engine" says where. See retention.py.
+_DROPPED_AT: Final = """
+    SELECT json_extract(j.value, '$[0]'), json_extract(j.value, '$[1]')
+    FROM chain c JOIN record r ON r.id > c.number << 32 AND r.id <= (c.number << 32) + 4294967295
+        JOIN json_each(CAST(r.payload AS TEXT), '$.chains') j
+    WHERE c.name = 'engine' AND r.act = 'journal.drop' AND j.key = ? ORDER BY r.id DESC LIMIT 1
+"""
 _HEAD: Final = "SELECT seq, digest FROM record WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1"
 _UNSIGNED: Final = "UPDATE chain SET unsigned = 1 WHERE number = ?"
 _RECOVER: Final = "SELECT name, number FROM chain WHERE unsigned"
@@ -154,11 +161,13 @@ class Ledger:
     def _find(self, chain: str) -> Head:
         """The head of a chain that is not in memory."""
         row = self._db.execute(_CHAIN, (chain,)).fetchone()
-        if row is not None:
-            return self._stored_head(row[0])
-        number = self._db.execute(_NEW_CHAIN, (chain,)).lastrowid
+        number = row[0] if row is not None else self._db.execute(_NEW_CHAIN, (chain,)).lastrowid
         assert number is not None
-        return Head(number, 0, GENESIS)
+        head = self._stored_head(number)
+        if head.seq:
+            return head
+        dropped = self._db.execute(_DROPPED_AT, (chain,)).fetchone()
+        return Head(number, dropped[0], bytes.fromhex(dropped[1])) if dropped else head
 
     def _stored_head(self, number: int) -> Head:
         first = number << SEQ_BITS

@@ -34,6 +34,7 @@ _DIGEST: Final = "SELECT digest FROM record WHERE id = ?"
 _DELETE: Final = """
     DELETE FROM record WHERE id IN (SELECT id FROM record WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?)
 """
+_LATER: Final = "SELECT 1 FROM record WHERE id BETWEEN ? AND ? LIMIT 1"
 _FORGET: Final = "DELETE FROM chain WHERE number = ? AND NOT unsigned"
 
 
@@ -106,9 +107,11 @@ class Retention:
     def _delete(self, victim: Victim) -> int:
         """One step; how many records it took. A chain that got a record after all is left alone."""
         with self._writer.alone() as db, translated():
-            if victim.name in self._ledger.unsigned:
-                return 0
             first = victim.number << SEQ_BITS
+            # Signed or not: what came after the record that names the chain is not what was said to be dropped.
+            later = db.execute(_LATER, (first + victim.seq + 1, first + SEQ_MAX)).fetchone()
+            if later is not None or victim.name in self._ledger.unsigned:
+                return 0
             with transaction(db):
                 deleted = db.execute(_DELETE, (first, first + SEQ_MAX, _STEP)).rowcount
                 if deleted < _STEP:
