@@ -1,6 +1,7 @@
 /* From an EXEC request to a monitor that runs the command. */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -170,6 +171,7 @@ static bool hand_over(int control, const struct request *q, const int fds[3]) {
 /* To a monitor that waits. False: there is none that takes it. */
 static bool to_spare(struct exec *e, const struct request *q, const int fds[3]) {
     while (q->payload.n <= PLAN_MESSAGE && spare_take(&e->monitor)) {
+        kill(e->monitor.pid, SIGCONT); /* the sandbox's root may have stopped it while it waited */
         if (hand_over(e->monitor.control, q, fds))
             return true;
         close(e->monitor.control); /* it was killed, or the kernel refuses to carry descriptors: it goes */

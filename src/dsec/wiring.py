@@ -468,7 +468,9 @@ def connector(home: Home, settings: Settings) -> Connect:
         raise Unsupported(
             f"{home}: engines behind a URL cannot be reached yet", hint="name a directory, or nothing"
         )
-    chosen = replace(settings, home=None if home is None else Path(home).absolute())
+    chosen = settings if home is None else replace(settings, home=Path(home))
+    if chosen.home is not None:
+        chosen = replace(chosen, home=chosen.home.absolute())
 
     def connect() -> Awaitable[Services]:
         return open_engine(chosen)

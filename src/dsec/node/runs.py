@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Final
 
-from dsec.errors import Conflict, DsecError, NotFound, ProtocolError, RuntimeUnavailable, UnknownOutcome
+from dsec.errors import Busy, Conflict, DsecError, NotFound, ProtocolError, RuntimeUnavailable, UnknownOutcome
 from dsec.model.execs import Cause, Command, ExecRequest, ExecResult, Exit, PtySize
 from dsec.model.ids import ExecId
 from dsec.model.journal import Phase
@@ -34,6 +34,7 @@ TOLD_AFTER: Final = 0.2  # seconds
 TOLD_KEPT: Final = 256
 FIND_AFTER: Final = 0.05  # seconds between two looks for a record whose append nobody waits for any more
 FIND_TIMES: Final = 200
+KILL_AGAIN: Final = 0.05  # seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -148,8 +149,14 @@ class Runner:
             self._work.spawn(self._kill(run))
 
     async def _kill(self, run: Run) -> None:
-        if not run.over:
-            await self.signal(run, SIGKILL, tree=True)
+        while not run.over:
+            try:
+                await self.signal(run, SIGKILL, tree=True)
+                return
+            except (
+                Busy
+            ):  # so many commands run that there is no room to say so: nobody else would end this one
+                await asyncio.sleep(KILL_AGAIN)
 
     async def signal(self, run: Run, signo: int, *, tree: bool) -> None:
         """Signal a command; one that has ended is not an error."""

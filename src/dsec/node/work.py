@@ -55,7 +55,7 @@ class Work:
 
 
 async def settled(task: asyncio.Task[T], on_cancel: Callable[[], object]) -> T:
-    """Wait for an owned task. When the *waiter* is cancelled, ``on_cancel`` is called and the task goes on."""
+    """Wait for an owned task. When the *waiter* is cancelled, ``on_cancel`` is called and the task, unless it has just ended, goes on."""
     if not task.done():
         waiter: asyncio.Future[None] = task.get_loop().create_future()
 
@@ -68,8 +68,7 @@ async def settled(task: asyncio.Task[T], on_cancel: Callable[[], object]) -> T:
             await waiter  # `asyncio.shield` does the same with twice the callbacks
         except asyncio.CancelledError:
             task.remove_done_callback(wake)
-            if not task.done():
-                on_cancel()
+            on_cancel()  # also of one that has just ended: nobody is told its result
             raise
     return task.result()
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
 from dsec.errors import CleanupFailed, DsecError, NotFound, RuntimeUnavailable, Unsupported
 from dsec.model.ids import SandboxId
@@ -103,6 +104,7 @@ class SpawnedRuntime(Runtime):
         self._disk_used = disk_used
         self._all: dict[SandboxId, _Known] = {}
         self._early: dict[SandboxId, guest.GuestConnection] = {}
+        self._freezing: WeakValueDictionary[SandboxId, asyncio.Lock] = WeakValueDictionary()
 
     @abstractmethod
     async def _attach_trees(self, spawner: Spawner) -> None:
@@ -180,6 +182,14 @@ class SpawnedRuntime(Runtime):
 
     async def freeze(self, sandbox: SandboxId, frozen: bool) -> None:
         """See :class:`Runtime`."""
+        async with self._freezer(sandbox):
+            await self._freeze(sandbox, frozen)
+
+    def _freezer(self, sandbox: SandboxId) -> asyncio.Lock:
+        """Held by whoever changes whether it runs, for as long as that has to last."""
+        return self._freezing.setdefault(sandbox, asyncio.Lock())
+
+    async def _freeze(self, sandbox: SandboxId, frozen: bool) -> None:
         if not self._can_freeze:
             raise Unsupported("there is no freezer here", hint="mount cgroup2, or the v1 freezer controller")
         slot = self._at(sandbox).slot
@@ -199,14 +209,15 @@ class SpawnedRuntime(Runtime):
     @contextlib.asynccontextmanager
     async def stopped(self, sandbox: SandboxId) -> AsyncIterator[None]:
         """No process of it runs within; one that was frozen before stays so.  Raises: as :meth:`freeze`."""
-        if await asyncio.to_thread(self._figures.frozen, self._at(sandbox).slot):
-            yield
-            return
-        await self.freeze(sandbox, True)
-        try:
-            yield
-        finally:
-            await asyncio.shield(self.freeze(sandbox, False))
+        async with self._freezer(sandbox):
+            if await asyncio.to_thread(self._figures.frozen, self._at(sandbox).slot):
+                yield
+                return
+            await self._freeze(sandbox, True)
+            try:
+                yield
+            finally:
+                await asyncio.shield(self._freeze(sandbox, False))
 
     async def deadline(self, sandbox: SandboxId, at: float) -> None:
         """See :class:`Runtime`."""

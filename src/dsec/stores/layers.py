@@ -481,12 +481,12 @@ class BtrfsLayers(Layers):
         """Make it empty, if that is quick. False: it is not, and must be destroyed."""
         inside = self._open(slot.name)
         try:
-            if slot.seasoned and _is_blank(inside, slot.blank_since):
-                return True
-            budget = _Budget(_ENTRIES)
-            for part in ("upper", "work"):
-                _remove_tree(inside, part, budget)
-            slot.blank_since = _make_parts(inside)
+            # A file without a name (O_TMPFILE) changes no directory: what it took is looked at below.
+            if not (slot.seasoned and _is_blank(inside, slot.blank_since)):
+                budget = _Budget(_ENTRIES)
+                for part in ("upper", "work"):
+                    _remove_tree(inside, part, budget)
+                slot.blank_since = _make_parts(inside)
         except OSError:
             return False
         finally:
