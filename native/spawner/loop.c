@@ -49,6 +49,7 @@ void rearm(struct spawner *s, uint64_t deadline) {
 
 static void kill_sandbox(struct spawner *s, struct sandbox *sb) {
     sb->state = S_DYING;
+    slot_hurry(s, sb->slot);
     if (sb->pidfd >= 0)
         syscall(SYS_pidfd_send_signal, sb->pidfd, SIGKILL, NULL, 0);
     else
@@ -72,6 +73,7 @@ static void buried(struct spawner *s, struct sandbox *sb, int status) {
     sb->state = S_DYING;
     sb->lingers = !gone; /* its ids and cgroups stay its own until they are free */
     if (!gone) return;
+    slot_hurry(s, sb->slot);
     slot_release(s, sb->slot, sb->frozen);
     table_remove(s, sb);
 }

@@ -28,6 +28,7 @@
 #define INIT_FILES 4096u
 #define ZYGOTES 16
 #define SEEDS 4
+#define HURRY_BELOW 1000 /* thousandths of a CPU */
 #define URGENT (-10) /* the nice value of what somebody waits for */
 
 enum level { LEVEL_CONTAINER, LEVEL_PROCESS };
@@ -170,6 +171,7 @@ long slot_reserve(struct spawner *s, const char **step); /* a free slot, now use
 int slot_limit(struct spawner *s, uint32_t slot, const struct limits *limits); /* 0 or errno */
 bool slot_take(struct spawner *s, uint32_t slot); /* an adopted one; false when its block is somebody else's */
 void slot_share(struct spawner *s, uint32_t slot, bool shared);
+void slot_hurry(struct spawner *s, uint32_t slot); /* no CPU limit any more: its sandbox is being ended */
 void slot_release(struct spawner *s, uint32_t slot, bool frozen);
 struct slot *slot_at(struct spawner *s, uint32_t slot);
 uint32_t slot_uid(uint32_t slot);

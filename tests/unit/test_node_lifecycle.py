@@ -103,6 +103,20 @@ async def test_an_intent_that_cannot_be_recorded_starts_nothing(harness: Harness
     assert await dsec.sandboxes.list() == ()
 
 
+async def test_a_full_disk_keeps_no_sandbox_alive(harness: Harness, dsec: AsyncDsec) -> None:
+    sandbox = await dsec.sandboxes.create()
+    harness.store.full = True
+    with pytest.raises(StorageFull):
+        await sandbox.destroy()
+    assert harness.runtime.sandboxes == {}  # what runs is ended all the same
+    assert [problem.sandbox for problem in harness.engine.janitor.problems()] == [sandbox.id]
+    harness.store.full = False
+    await until(lambda: not harness.engine.janitor.problems())
+    assert (await dsec.sandboxes.get(sandbox.id)).info.state is State.GONE
+    acts = [(event.act, event.phase.value) for event in await sandbox.events()]
+    assert acts[-2:] == [("sandbox.destroy", "intent"), ("sandbox.destroy", "result")]
+
+
 async def test_a_creator_that_vanishes_leaves_no_sandbox(harness: Harness, dsec: AsyncDsec) -> None:
     harness.runtime.stuck = asyncio.Event()
     creating = asyncio.ensure_future(dsec.sandboxes.create())

@@ -36,7 +36,7 @@ class Handle:
         lock: held while the runtime makes, freezes, thaws or ends it.
         deadline: boot seconds, 0 = none. used: boot seconds of the last act; busy: acts in progress.
         told: ended commands, recorded, that the guest may forget.
-        oom_kills: as last read. failure: why it died. unsettled: its execs are still to be matched with the journal;
+        oom_kills: as last read. failure: why it died. unsaid: why it is being destroyed, while that could not be recorded. unsettled: its execs are still to be matched with the journal;
             settling: that is being done.
         removal: the destroy in progress. ending: set when its end has begun. over: set when it has ended and nothing is left.
     """
@@ -50,6 +50,7 @@ class Handle:
     paused_at: float = 0.0
     oom_kills: int = 0
     failure: str = ""
+    unsaid: str = ""
     unsettled: bool = False
     guest: Guest | None = None
     env: dict[str, str] = field(default_factory=dict)

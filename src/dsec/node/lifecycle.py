@@ -11,7 +11,14 @@ from typing import Final
 
 from dsec.core.deadlines import Moment, deadline_boot, expiry_wall
 from dsec.core.machine import Command, Event, decide
-from dsec.errors import Conflict, DsecError, IsolationUnavailable, RuntimeUnavailable, Unsupported
+from dsec.errors import (
+    Conflict,
+    DsecError,
+    IsolationUnavailable,
+    RuntimeUnavailable,
+    StorageFull,
+    Unsupported,
+)
 from dsec.model.checks import check_seconds
 from dsec.model.ids import SandboxId, new_sandbox_id, new_session_id
 from dsec.model.journal import Draft, Json, Phase
@@ -232,10 +239,18 @@ class Lifecycle(SandboxService):
         return handle
 
     async def _destroy(self, handle: Handle, reason: str) -> None:
-        facts: dict[str, Json] = {"reason": reason}
-        await self._move(handle, Event.DESTROY_ASKED, "sandbox.destroy", Phase.INTENT, facts, reason)
+        try:
+            await self._asked(handle, reason)
+        except StorageFull:
+            handle.unsaid = (
+                reason  # ending it is the way to room; that it was asked is recorded when there is some
+            )
         handle.ending.set()
         await self.clean(handle)
+
+    async def _asked(self, handle: Handle, reason: str) -> None:
+        facts: dict[str, Json] = {"reason": reason}
+        await self._move(handle, Event.DESTROY_ASKED, "sandbox.destroy", Phase.INTENT, facts, reason)
 
     async def clean(self, handle: Handle) -> None:
         """Remove everything; what fails goes to the janitor.  Raises: CleanupFailed."""
@@ -256,6 +271,8 @@ class Lifecycle(SandboxService):
                 await self._move(
                     handle, Event.CREATE_FAILED, "sandbox.create", Phase.RESULT, failed, handle.failure
                 )
+            if handle.unsaid:
+                await self._asked(handle, handle.unsaid)
             await self._move(handle, Event.REMOVED, "sandbox.destroy", Phase.RESULT, OK)
             self._kit.table.drop(handle.id)
             self._janitor.solved(handle.id)
