@@ -446,8 +446,8 @@ def test_when_its_owner_is_gone_everything_ends(tmp_path: Path) -> None:
     with home() as directory, running(PLAIN, tmp_path / "s") as spawner, spawner.connect() as sock:
         for number in range(5):
             assert make(sock, request(directory, f"sb-{number}")).errno == 0
+        _until(lambda: len(spawner.children()) == 5)  # what is being forked to be ahead has another name in a moment
         pids = spawner.children()
-        assert len(pids) == 5
         os.close(spawner.lifeline)
         assert spawner.process.wait(20) == 0
         assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
@@ -467,6 +467,7 @@ def test_without_root_nothing_outlives_the_spawner(tmp_path: Path) -> None:
             os.chown(path, 65534, 65534)
         answer = make(sock, request(directory))
         assert answer.errno == 0, answer
+        _until(lambda: len(spawner.children()) == 1)
         (init,) = spawner.children()
         spawner.process.kill()
         until = time.monotonic() + 10
