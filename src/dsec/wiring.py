@@ -23,7 +23,16 @@ from typing import Final
 
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
-from dsec.errors import Busy, Conflict, DsecError, IsolationUnavailable, Unsupported
+from dsec.errors import (
+    BadRequest,
+    Busy,
+    Conflict,
+    Denied,
+    DsecError,
+    IsolationUnavailable,
+    StorageFull,
+    Unsupported,
+)
 from dsec.images import gc as images_gc
 from dsec.images.probe import image_layer
 from dsec.images.store import ImageStore
@@ -119,6 +128,8 @@ class _Refused(Runtime):
         self._reason = reason
 
     async def create(self, plan: Plan) -> Running:
+        if isinstance(self._reason, StorageFull):
+            raise StorageFull(self._reason.message, hint=self._reason.hint) from self._reason
         raise IsolationUnavailable(
             f"level {plan.level.value!r} is not available here: {self._reason.message}",
             hint=self._reason.hint,
@@ -290,7 +301,14 @@ def _sweep(base: Path) -> tuple[Path, ...]:
 
 
 def _make_home(home: Path) -> str:
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        kind = Denied if isinstance(error, PermissionError) else BadRequest
+        raise kind(
+            f"home: {home} is not a directory and cannot be made one: {error.strerror}",
+            hint="name a directory that is there or can be made",
+        ) from error
     return _PREFIX + hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:16]
 
 

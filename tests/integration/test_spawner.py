@@ -446,7 +446,9 @@ def test_when_its_owner_is_gone_everything_ends(tmp_path: Path) -> None:
     with home() as directory, running(PLAIN, tmp_path / "s") as spawner, spawner.connect() as sock:
         for number in range(5):
             assert make(sock, request(directory, f"sb-{number}")).errno == 0
-        _until(lambda: len(spawner.children()) == 5)  # what is being forked to be ahead has another name in a moment
+        _until(
+            lambda: len(spawner.children()) == 5
+        )  # what is being forked to be ahead has another name in a moment
         pids = spawner.children()
         os.close(spawner.lifeline)
         assert spawner.process.wait(20) == 0

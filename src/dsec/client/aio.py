@@ -18,6 +18,7 @@ from dsec.client.requests import (
     collected,
     content_of,
     exec_request,
+    fed_at_start,
     pty_size,
     spec_of,
     streamed,
@@ -216,14 +217,9 @@ class AsyncSandbox:
         Args:
             stdin: all of standard input, or True to send it piece by piece. The rest: as for :meth:`exec`.
         """
+        whole, more = fed_at_start(stdin)
         request = exec_request(
-            command,
-            env=env,
-            cwd=cwd,
-            user=user,
-            timeout=timeout,
-            stdin=stdin if isinstance(stdin, bytes) else None,
-            stdin_open=stdin is True,
+            command, env=env, cwd=cwd, user=user, timeout=timeout, stdin=whole, stdin_open=more
         )
         return AsyncExec(
             self._link,
@@ -349,7 +345,7 @@ class AsyncExec:
 
     async def signal(self, signo: int) -> None:
         """Send it a signal. One that has ended is no error."""
-        await self._link.call(self._session.signal(int(signo)))
+        await self._link.call(self._session.signal(signo))
 
     async def send_stdin(self, data: bytes) -> None:
         """Standard input; waits while the command does not read.  Raises: Conflict: it was started without stdin=True."""

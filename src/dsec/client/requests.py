@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from dsec.errors import BadRequest, NotFound, TooLarge
-from dsec.model.checks import check_count, check_text
+from dsec.model.checks import check_count, check_mapping, check_text
 from dsec.model.execs import ExecRequest, PtySize
 from dsec.model.sandbox import Level, Limits, SandboxSpec, Volume
 
@@ -94,6 +94,8 @@ def exec_request(
     scratch: bool = False,
 ) -> ExecRequest:
     """Raises: BadRequest, TooLarge: the message names the argument."""
+    check_mapping("env", env)
+    check_text("user", user)
     return ExecRequest(
         argv=argv_of(command),
         env=MappingProxyType(dict(env)) if env else _NO_VARIABLES,
@@ -104,6 +106,18 @@ def exec_request(
         stdin_open=stdin_open,
         pty=pty,
         scratch=scratch,
+    )
+
+
+def fed_at_start(stdin: object) -> tuple[bytes | None, bool]:
+    """All of standard input, and whether more comes later.  Raises: BadRequest."""
+    if stdin is None or isinstance(stdin, bool):
+        return None, stdin is True
+    if isinstance(stdin, bytes | bytearray | memoryview):
+        return bytes(stdin), False
+    raise BadRequest(
+        f"stdin: {type(stdin).__name__} is neither bytes nor True",
+        hint="stdin=True, then send_stdin() and close_stdin()",
     )
 
 
@@ -134,19 +148,28 @@ def spec_of(
     except ValueError:
         have = ", ".join(Level)
         raise BadRequest(f"level: there is no level {level!r}", hint=f"choose one of {have}") from None
+    check_mapping("env", env)
+    check_mapping("labels", labels)
+    if isinstance(volumes, str | Volume) or not isinstance(volumes, Iterable):
+        raise BadRequest(f"volumes: {volumes!r} is not a list", hint="volumes=[Volume(...)]")
     for name, value in [*(env or {}).items(), *(labels or {}).items()]:
         check_text(f"env or labels: {name!r}", name, value)
     reserved = next((name for name in labels or () if name.startswith(RESERVED)), None)
     if reserved is not None:
         raise BadRequest(f"labels: {reserved!r} begins with {RESERVED!r}, which is DSec's own")
+    shown = tuple([volume_of(volume) for volume in volumes])
+    targets = [volume.target for volume in shown]
+    twice = next((target for target in targets if targets.count(target) > 1), None)
+    if twice is not None:
+        raise BadRequest(f"volumes: more than one has the target {twice!r}")
     return SandboxSpec(
         level=strength,
-        limits=limits or Limits(),
+        limits=Limits() if limits is None else limits,
         ttl=ttl,
         idle=idle,
         read_only=read_only,
         env=MappingProxyType(dict(env or {})),
-        volumes=tuple([volume_of(volume) for volume in volumes]),
+        volumes=shown,
         labels=MappingProxyType(dict(labels or {})),
     )
 
@@ -155,6 +178,7 @@ def volume_of(volume: Volume | str) -> Volume:
     """A volume, or ``SOURCE:TARGET[:ro]``.  Raises: BadRequest."""
     if isinstance(volume, Volume):
         return volume
+    check_text("volumes", volume)
     parts = volume.split(":")
     if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("ro", "rw")) or not all(parts):
         raise BadRequest(f"volumes: {volume!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 
 from dsec.errors import BadRequest
@@ -45,3 +46,9 @@ def check_text(field: str, *values: object) -> None:
     for value in values:
         if not isinstance(value, str):
             raise BadRequest(f"{field}: {value!r} is not a str")
+
+
+def check_mapping(field: str, value: object) -> None:
+    """Raises: BadRequest: neither None nor a mapping."""
+    if value is not None and not isinstance(value, Mapping):
+        raise BadRequest(f"{field}: {value!r} is not a mapping of names to values")

@@ -45,13 +45,15 @@ def new_session_id() -> str:
 
 def parse_sandbox_id(text: str) -> SandboxId:
     """Raises: BadRequest: not the form of a sandbox id."""
-    if not _SANDBOX.fullmatch(text):
+    given: object = text
+    if not isinstance(given, str) or not _SANDBOX.fullmatch(given):
         raise BadRequest(f"id: {text!r} is not a sandbox id", hint="an id is 'sb-' and 26 of a-z2-7")
     return SandboxId(text)
 
 
 def parse_exec_id(text: str) -> ExecId:
     """Raises: BadRequest: not the form of an exec id."""
-    if not _EXEC.fullmatch(text):
+    given: object = text
+    if not isinstance(given, str) or not _EXEC.fullmatch(given):
         raise BadRequest(f"exec id: {text!r} is not an exec id", hint="an id is 'ex-' and 26 of a-z2-7")
     return ExecId(text)

@@ -103,16 +103,22 @@ class Volume:
     read_only: bool = False
 
     def __post_init__(self) -> None:
-        if not self.source.is_absolute():
-            raise BadRequest(f"volume source: {str(self.source)!r} is not an absolute path")
-        parts = self.target.split("/")
-        if (
-            not self.target.startswith("/")
-            or "\0" in self.target
-            or ".." in parts
-            or self.target.strip("/") == ""
-        ):
-            raise BadRequest(f"volume target: {self.target!r} is not an absolute path below / without '..'")
+        source: object = self.source
+        if not isinstance(source, Path) or not source.is_absolute():
+            raise BadRequest(
+                f"volume source: {source!r} is not an absolute Path", hint="Path(...).absolute()"
+            )
+        target: object = self.target
+        if not isinstance(target, str) or not target.startswith("/") or "\0" in target:
+            raise BadRequest(f"volume target: {target!r} is not an absolute path below / without '..'")
+        parts = [part for part in target.split("/") if part not in ("", ".")]
+        if not parts or ".." in parts:
+            raise BadRequest(f"volume target: {target!r} is not an absolute path below / without '..'")
+        if parts[0] == "proc":
+            raise BadRequest(
+                f"volume target: {target!r}: /proc is the sandbox's own", hint="name another place for it"
+            )
+        object.__setattr__(self, "target", "/" + "/".join(parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +144,10 @@ class SandboxSpec:
                 or not 0 <= value <= 10 * 365 * 86400
             ):
                 raise BadRequest(f"{name}: {value!r} is not a number of seconds from 0 to ten years")
+        if not isinstance(self.limits, Limits):
+            raise BadRequest(f"limits: {self.limits!r} is not Limits", hint="Limits(memory_mib=256)")
+        if not isinstance(self.read_only, bool):
+            raise BadRequest(f"read_only: {self.read_only!r} is not True or False")
         for key, value in self.env.items():
             if not key or "=" in key or "\0" in key or "\0" in value:
                 raise BadRequest(f"env: {key!r} is not a name without '=' and NUL with a value without NUL")

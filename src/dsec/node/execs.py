@@ -74,12 +74,15 @@ class Session(ExecSession):
         run = self._run
         if not run.request.stdin_open or run.followed is None:
             raise Conflict(f"{run.id} has no open standard input", hint="start it with stdin=True")
+        if run.stdin_closed:
+            raise Conflict(f"the standard input of {run.id} was closed")
         run.fed = run.fed or sha256()
         run.fed.update(data)
         await run.followed.send(data)
 
     async def close_stdin(self) -> None:
         if self._run.request.stdin_open and self._run.followed is not None:
+            self._run.stdin_closed = True
             await self._run.followed.close_stdin()
 
     async def resize(self, size: PtySize) -> None:

@@ -66,6 +66,7 @@ class Run:
     record: bool = True
     recording: bool = False
     fed: Hash | None = None
+    stdin_closed: bool = False
     unwanted: bool = False
     over: bool = False
     _settled: asyncio.Future[None] | None = None
