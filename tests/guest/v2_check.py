@@ -24,6 +24,7 @@ from dsec.model.sandbox import Flag
 from dsec.testing import census
 
 CGROUPS = Path("/sys/fs/cgroup")
+AHEAD = ("", "spawner", "dsec-zygote", "dsec-seed")
 SETTINGS = Settings(pool_bytes=512 * 2**20, shelf=1, pool=0)
 EAT = "b = bytearray(200 << 20)\nfor i in range(0, len(b), 4096): b[i] = 1\nprint(len(b))"
 FORK = """
@@ -41,9 +42,22 @@ os.kill(0, 9)
 """
 
 
+def comm(pid: str) -> str:
+    """What a process is called; "" when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def processes(path: Path) -> list[str]:
+    """Of a sandbox, not what its spawner makes ahead."""
+    return [pid for pid in (path / "cgroup.procs").read_text().split() if comm(pid) not in AHEAD]
+
+
 def group(level: str = "container") -> Path:
     """The cgroup of the one sandbox of this level that runs."""
-    found = [path for path in CGROUPS.glob(f"dsec-*-{level}/s*") if (path / "cgroup.procs").read_text()]
+    found = [path for path in CGROUPS.glob(f"dsec-*-{level}/s*") if processes(path)]
     assert len(found) == 1, f"cgroups in use: {found}"
     return found[0]
 
@@ -59,7 +73,7 @@ def sandbox(engine: Dsec, **limits: int) -> Iterator[Sandbox]:
     with engine.sandboxes.create(limits=Limits(**limits)) as made:
         where = group()
         yield made
-    assert keyed(where / "cgroup.events", "populated") == 0, f"{where} still has processes"
+    assert not processes(where), f"{where} still has processes"
 
 
 def lifecycle(engine: Dsec) -> None:
@@ -103,6 +117,22 @@ def memory(engine: Dsec) -> None:
         done = made.exec(["/usr/bin/python3", "-c", EAT])
         assert done.ok, done
         assert not done.oom, done
+
+
+def least_killable(engine: Dsec) -> None:
+    """Init and the monitor that waits after a command fall to the memory killer last; what they start does not."""
+
+    def score(pid: str) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    with sandbox(engine) as made:
+        first = processes(group())[0]
+        for _ in range(3):
+            told = made.exec(["/bin/cat", "/proc/self/oom_score_adj"])
+            monitors = [pid for pid in processes(group()) if comm(pid) == "monitor"]
+            assert monitors, "none waits for the next command"
+            assert {score(pid) for pid in monitors} == {score(first)}, "a monitor kept what it lent"
+            assert int(told.text) > score(first), told
 
 
 def pids(engine: Dsec) -> None:
@@ -278,6 +308,7 @@ CHECKS: tuple[Callable[[Dsec], None], ...] = (
     flags,
     limits_written,
     memory,
+    least_killable,
     pids,
     cpu,
     freeze,
