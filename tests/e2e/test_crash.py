@@ -93,7 +93,7 @@ class Home:
         """Not their helpers, which end with them."""
         state = b"--state\0" + os.fsencode(self.path) + b"/"
         found = [pid for pid in _pids() if state in _command(pid)]
-        return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() == "spawner\n"]
+        return [pid for pid in found if _name(pid) == "spawner"]
 
     def groups(self) -> list[Path]:
         return sorted(Path("/sys/fs/cgroup").glob(f"*/{self.tag}-*"))
