@@ -41,7 +41,9 @@ class Bounds:
 
     window: int = 2**20
     total: int = 64 * 2**20
-    channels: int = 1024
+    channels: int = (
+        1280  # a sandbox may run 1,024 commands: the rest is room to signal them, and for its files
+    )
 
     def __post_init__(self) -> None:
         if not _LEAST_WINDOW <= self.window <= 2**31:
