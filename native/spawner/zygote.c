@@ -1,8 +1,8 @@
 /* Zygotes and seeds: what of a sandbox can be made before it is asked for.
  *
  * A *zygote* is a small process that belongs to one slot for as long as it lives: it has joined the slot's version 1 cgroups and
- * holds the slot's user namespace. Whatever it forks is in those cgroups from birth. (Joining one later costs 60 to 120 µs each,
- * and now and then a grace period of RCU: 10 ms and more, during which no process of the machine can fork.)
+ * holds the slot's user namespace. Whatever it forks is in those cgroups from birth. (Joining later costs time in every
+ * group, and now and then a grace period of RCU: 10 ms and more, during which no process of the machine can fork.)
  *
  * A *seed* is a process forked by a zygote that has done all set-up which depends on nothing of the sandbox: its namespaces, fresh,
  * and the mounts of /proc and /dev. It waits for one CREATE and becomes that sandbox's init, or it ends. Every seed is used once.

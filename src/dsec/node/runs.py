@@ -154,9 +154,8 @@ class Runner:
             try:
                 await self.signal(run, SIGKILL, tree=True)
                 return
-            except (
-                Busy
-            ):  # so many commands run that there is no room to say so: nobody else would end this one
+            except Busy:
+                # So many commands run that there is no room to say so: nobody else would end this one.
                 await asyncio.sleep(KILL_AGAIN)
 
     async def signal(self, run: Run, signo: int, *, tree: bool) -> None:
