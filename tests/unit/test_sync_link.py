@@ -171,3 +171,63 @@ def test_an_interrupt_before_the_work_was_handed_over(
     crossing.wait()
     with pytest.raises(asyncio.CancelledError):
         crossing.outcome()
+
+
+def test_what_was_made_and_not_handed_over_is_undone(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value is there, and the interrupt comes before anybody has it."""
+    undone: list[int] = []
+    outcome = _Crossing.outcome
+
+    async def undo(value: int) -> None:
+        await asyncio.sleep(0)
+        undone.append(value)
+
+    def interrupted(self: _Crossing[int]) -> int:
+        monkeypatch.setattr(_Crossing, "outcome", outcome)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Crossing, "outcome", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bridge.make(_value(), str, undo)
+    assert undone == [7]
+    assert bridge.make(_value(), str, undo) == "7"
+    assert undone == [7]
+
+
+def test_an_error_of_the_work_undoes_nothing(bridge: Bridge) -> None:
+    async def fail() -> int:
+        raise ValueError("here")
+
+    async def undo(value: object) -> None:
+        raise AssertionError(value)
+
+    with pytest.raises(ValueError, match="here"):
+        bridge.make(fail(), str, undo)
+
+
+def test_a_second_interrupt_leaves_and_the_undoing_goes_on(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undone: list[int] = []
+    go = threading.Event()
+    wait, waits = _Crossing.wait, []
+
+    async def undo(value: int) -> None:
+        await asyncio.to_thread(go.wait, 5)
+        undone.append(value)
+
+    def interrupted(self: _Crossing[int]) -> None:
+        waits.append(self)
+        if len(waits) == 1:
+            wait(self)
+        if len(waits) <= 2:
+            raise KeyboardInterrupt
+        wait(self)
+
+    monkeypatch.setattr(_Crossing, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bridge.make(_value(), str, undo)
+    assert undone == []
+    go.set()
+    bridge.call(bridge.settled())  # as closing does
+    assert undone == [7]

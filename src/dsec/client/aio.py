@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import signal as signals
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from dsec.client.aio_link import AsyncLink, Connect
 from dsec.client.requests import (
     BASE,
     GIB,
+    NEVER_HAD,
+    SIGKILL,
     Argv,
     Content,
     Volumes,
+    closed,
     collected,
     content_of,
     exec_request,
     fed_at_start,
+    killed,
     pty_size,
     spec_of,
     streamed,
@@ -38,8 +41,6 @@ from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id
 from dsec.model.journal import Record
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, State
 from dsec.ports.engine import ExecSession
-
-SIGKILL: Final = int(signals.SIGKILL)
 
 
 class AsyncDsec:
@@ -121,7 +122,12 @@ class AsyncSandboxes:
             volumes=volumes,
             labels=labels,
         )
-        return AsyncSandbox(self._link, await self._link.call(self._link.services.sandboxes.create(spec)))
+        sandboxes = self._link.services.sandboxes
+        return await self._link.make(
+            sandboxes.create(spec),
+            lambda info: AsyncSandbox(self._link, info),
+            lambda info: sandboxes.destroy(info.id, reason=NEVER_HAD),
+        )
 
     async def get(self, id: str) -> AsyncSandbox:
         """The sandbox of that id, ended ones included.  Raises: NotFound, BadRequest: not the form of an id."""
@@ -221,10 +227,10 @@ class AsyncSandbox:
         request = exec_request(
             command, env=env, cwd=cwd, user=user, timeout=timeout, stdin=whole, stdin_open=more
         )
-        return AsyncExec(
-            self._link,
-            self._info.id,
-            await self._link.call(self._link.services.execs.start(self._info.id, request)),
+        return await self._link.make(
+            self._link.services.execs.start(self._info.id, request),
+            lambda session: AsyncExec(self._link, self._info.id, session),
+            killed,
         )
 
     async def attach(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> AsyncExec:
@@ -259,10 +265,10 @@ class AsyncSandbox:
             stdin_open=True,
             pty=pty_size(rows, cols),
         )
-        return AsyncTerminal(
-            self._link,
-            self._info.id,
-            await self._link.call(self._link.services.execs.start(self._info.id, request)),
+        return await self._link.make(
+            self._link.services.execs.start(self._info.id, request),
+            lambda session: AsyncTerminal(self._link, self._info.id, session),
+            killed,
         )
 
     # Life
@@ -475,7 +481,7 @@ class AsyncFiles:
     ) -> AsyncIterator[FileEvent]:
         """What happens in a directory from the moment on at which this returns. Leaving the iterator ends it."""
         work = self._link.services.files.watch(self._sandbox, path, recursive=recursive, user=user)
-        return self._link.iterate(await self._link.call(work))
+        return await self._link.make(work, self._link.iterate, closed)
 
     async def upload(self, local: str | Path, path: str, *, user: str = "") -> Transfer:
         """Copy a local file or directory to ``path``.  Raises: TooLarge."""

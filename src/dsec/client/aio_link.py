@@ -9,8 +9,10 @@ from dsec.errors import Conflict
 from dsec.ports.engine import Services
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 Connect = Callable[[], Awaitable[Services]]
+Undo = Callable[[T], Awaitable[object]]
 
 
 class AsyncLink:
@@ -43,6 +45,11 @@ class AsyncLink:
     def call(self, work: Awaitable[T]) -> Awaitable[T]:
         """One act of the engine."""
         return work
+
+    async def make(self, work: Awaitable[T], build: Callable[[T], U], undo: Undo[T]) -> U:
+        """One act of the engine that makes something. The engine itself undoes it when this is cancelled: nothing comes between."""
+        del undo
+        return build(await work)
 
     def iterate(self, stream: AsyncIterator[T]) -> AsyncIterator[T]:
         """A stream of the engine."""

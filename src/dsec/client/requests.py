@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal as signals
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from dsec.errors import BadRequest, NotFound, TooLarge
 from dsec.model.checks import check_count, check_mapping, check_text
 from dsec.model.execs import ExecRequest, PtySize
 from dsec.model.sandbox import Level, Limits, SandboxSpec, Volume
+from dsec.ports.engine import ExecSession
 
 Argv = str | Sequence[str | bytes | Path]
 """One string for a shell, or a program and its arguments."""
@@ -22,6 +24,8 @@ GIB: Final = 2**30
 PIECE: Final = 1 << 20
 BASE: Final = "base"
 RESERVED: Final = "dsec."
+SIGKILL: Final = int(signals.SIGKILL)
+NEVER_HAD: Final = "its creator was interrupted"
 _LISTS: Final = (list, tuple)
 _NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -183,6 +187,18 @@ def volume_of(volume: Volume | str) -> Volume:
     if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("ro", "rw")) or not all(parts):
         raise BadRequest(f"volumes: {volume!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
     return Volume(Path(parts[0]).absolute(), parts[1], read_only=len(parts) == 3 and parts[2] == "ro")
+
+
+async def killed(session: ExecSession) -> None:
+    """Undo the start of a command."""
+    await session.signal(SIGKILL, tree=True)
+
+
+async def closed(stream: AsyncIterator[object]) -> None:
+    """Undo the opening of a stream."""
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()
 
 
 async def collected(stream: AsyncIterator[bytes], limit: int, path: str) -> bytes:

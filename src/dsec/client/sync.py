@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import signal as signals
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from dsec.client.requests import (
     BASE,
     GIB,
+    NEVER_HAD,
+    SIGKILL,
     Argv,
     Content,
     Volumes,
+    closed,
     collected,
     content_of,
     exec_request,
     fed_at_start,
+    killed,
     pty_size,
     spec_of,
     streamed,
@@ -38,8 +41,6 @@ from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id
 from dsec.model.journal import Record
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, State
 from dsec.ports.engine import ExecSession
-
-SIGKILL: Final = int(signals.SIGKILL)
 
 
 class Dsec:
@@ -121,7 +122,12 @@ class Sandboxes:
             volumes=volumes,
             labels=labels,
         )
-        return Sandbox(self._link, self._link.call(self._link.services.sandboxes.create(spec)))
+        sandboxes = self._link.services.sandboxes
+        return self._link.make(
+            sandboxes.create(spec),
+            lambda info: Sandbox(self._link, info),
+            lambda info: sandboxes.destroy(info.id, reason=NEVER_HAD),
+        )
 
     def get(self, id: str) -> Sandbox:
         """The sandbox of that id, ended ones included.  Raises: NotFound, BadRequest: not the form of an id."""
@@ -221,10 +227,10 @@ class Sandbox:
         request = exec_request(
             command, env=env, cwd=cwd, user=user, timeout=timeout, stdin=whole, stdin_open=more
         )
-        return Exec(
-            self._link,
-            self._info.id,
-            self._link.call(self._link.services.execs.start(self._info.id, request)),
+        return self._link.make(
+            self._link.services.execs.start(self._info.id, request),
+            lambda session: Exec(self._link, self._info.id, session),
+            killed,
         )
 
     def attach(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> Exec:
@@ -259,10 +265,10 @@ class Sandbox:
             stdin_open=True,
             pty=pty_size(rows, cols),
         )
-        return Terminal(
-            self._link,
-            self._info.id,
-            self._link.call(self._link.services.execs.start(self._info.id, request)),
+        return self._link.make(
+            self._link.services.execs.start(self._info.id, request),
+            lambda session: Terminal(self._link, self._info.id, session),
+            killed,
         )
 
     # Life
@@ -467,7 +473,7 @@ class Files:
     def watch(self, path: str = ".", *, recursive: bool = False, user: str = "") -> Iterator[FileEvent]:
         """What happens in a directory from the moment on at which this returns. Leaving the iterator ends it."""
         work = self._link.services.files.watch(self._sandbox, path, recursive=recursive, user=user)
-        return self._link.iterate(self._link.call(work))
+        return self._link.make(work, self._link.iterate, closed)
 
     def upload(self, local: str | Path, path: str, *, user: str = "") -> Transfer:
         """Copy a local file or directory to ``path``.  Raises: TooLarge."""

@@ -15,8 +15,11 @@ from dsec.errors import Conflict
 from dsec.ports.engine import Services
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 Connect = Callable[[], Awaitable[Services]]
+Undo = Callable[[T], Awaitable[object]]
+"""Takes back what was made for a caller who was interrupted before he had it."""
 
 JOIN_PATIENCE: Final = 10.0  # seconds
 AHEAD: Final = 8  # pieces of a stream, of at most 256 KiB
@@ -28,7 +31,7 @@ class _Crossing(Generic[T]):
     A bare lock is the cheapest thing a thread can wait on.
     """
 
-    __slots__ = ("_begun", "_done", "_error", "_loop", "_over", "_task", "_value", "_work")
+    __slots__ = ("_begun", "_done", "_error", "_loop", "_over", "_task", "_value", "_work", "told")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Awaitable[T]) -> None:
         self._loop = loop
@@ -39,6 +42,7 @@ class _Crossing(Generic[T]):
         self._begun = self._over = False
         self._value: T | None = None
         self._error: BaseException | None = None
+        self.told = False  # its own exception was raised: there is nothing left of it
 
     def begin(self) -> None:
         """On the loop."""
@@ -83,9 +87,18 @@ class _Crossing(Generic[T]):
         """Its value, or its exception raised here."""
         error = self._error
         if error is not None:
-            self._error = None  # a traceback refers to this frame: keep no cycle
+            self.told, self._error = True, None  # a traceback refers to this frame: keep no cycle
             raise error
         return self._value  # type: ignore[return-value]  # set whenever there is no error
+
+    async def drop(self, undo: Undo[T] | None) -> None:
+        """On the loop, for a caller who was interrupted: end the work, and undo what it made all the same."""
+        self.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._error is None and undo is not None:
+            await undo(self._value)  # type: ignore[arg-type]  # set whenever there is no error
+        self._error = None
 
 
 async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -102,6 +115,7 @@ class Bridge:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ident: int | None = None
+        self._drops: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Start the thread; twice is no error."""
@@ -138,6 +152,17 @@ class Bridge:
         Raises:
             Conflict: the bridge does not run, or this is its own thread.
         """
+        return self.make(work, _as_it_is)
+
+    def make(self, work: Awaitable[T], build: Callable[[T], U], undo: Undo[T] | None = None) -> U:
+        """As :meth:`call`, for work that makes something: what an interrupt finds made and not yet returned, ``undo`` takes back.
+
+        It does so on the loop, before the interrupt goes on: nobody else would know of the thing. From the return of this on nothing is lost
+        as long as its callers only return the value too: the interpreter handles no signal in between.
+
+        Args:
+            build: from what the work gave to what is returned; on the caller's thread.
+        """
         loop = self._loop
         if loop is None or threading.get_ident() == self._ident:
             if asyncio.iscoroutine(work):
@@ -149,13 +174,35 @@ class Bridge:
         try:
             loop.call_soon_threadsafe(crossing.begin)
             crossing.wait()
+            return build(crossing.outcome())
         except BaseException:
-            loop.call_soon_threadsafe(crossing.cancel)
-            crossing.wait()
-            with suppress(BaseException):
-                crossing.outcome()
+            if not crossing.told:
+                last = _Crossing(loop, self._drop(crossing, undo))
+                loop.call_soon_threadsafe(last.begin)
+                last.wait()  # another interrupt ends the waiting, and not the work
             raise
-        return crossing.outcome()
+
+    async def _drop(self, crossing: _Crossing[T], undo: Undo[T] | None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._drops.add(task)
+        try:
+            await crossing.drop(undo)
+        finally:
+            self._drops.discard(task)
+
+    async def settled(self) -> None:
+        """On the loop: until everything is taken back that interrupted calls had made."""
+        while self._drops:
+            await asyncio.wait(set(self._drops))
+
+
+def _as_it_is(value: T) -> T:
+    return value
+
+
+async def _close(services: Services) -> None:
+    await services.close()
 
 
 class Link:
@@ -181,7 +228,7 @@ class Link:
             return
         self._bridge.start()
         try:
-            self._services = self._bridge.call(self._connecting())
+            self._services = self._bridge.make(self._connecting(), _as_it_is, _close)
         except BaseException:
             self._bridge.stop()
             raise
@@ -194,13 +241,21 @@ class Link:
         services, self._services = self._services, None
         if services is not None:
             try:
-                self._bridge.call(services.close())
+                self._bridge.call(self._closing(services))
             finally:
                 self._bridge.stop()
+
+    async def _closing(self, services: Services) -> None:
+        await self._bridge.settled()
+        await services.close()
 
     def call(self, work: Awaitable[T]) -> T:
         """One act of the engine."""
         return self._bridge.call(work)
+
+    def make(self, work: Awaitable[T], build: Callable[[T], U], undo: Undo[T]) -> U:
+        """One act of the engine that makes something; ``undo`` takes it back when an interrupt keeps it from being returned."""
+        return self._bridge.make(work, build, undo)
 
     def iterate(self, stream: AsyncIterator[T]) -> Iterator[T]:
         """A stream of the engine, read a little ahead. Leaving it early closes it there."""
