@@ -1,5 +1,6 @@
 /* The life of execs: started, attached, signalled, ended, forgotten. */
 #include <errno.h>
+#include <linux/sockios.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,6 +94,14 @@ static int order(const struct exec *e, uint8_t what, uint8_t signo, bool group) 
     const uint8_t message[ORDER_SIZE] = {what, signo, group};
     size_t n = what == ORDER_SIGNAL ? sizeof message : 1;
     return send(e->control.fd, message, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? errno : 0;
+}
+
+/* Signals fill at most half of what a monitor may leave unread: for the orders that end something there is always room. */
+static bool takes_signals(const struct exec *e) {
+    int unread = 0, room = 0;
+    socklen_t size = sizeof room;
+    return ioctl(e->control.fd, SIOCOUTQ, &unread) == 0 &&
+           getsockopt(e->control.fd, SOL_SOCKET, SO_SNDBUF, &room, &size) == 0 && unread < room / 2;
 }
 
 static void release_now(struct exec *e) {
@@ -274,6 +283,8 @@ static int deliver(struct exec *e, const struct request *q) {
         return 0; /* it is being killed; its pid may not be its own any more */
     if (e->lost) /* it is init's own child now */
         return kill(q->bits == 1 ? -e->pid : e->pid, (int)q->number) == 0 ? 0 : errno;
+    if (!takes_signals(e))
+        return EAGAIN;
     return order(e, ORDER_SIGNAL, (uint8_t)q->number, q->bits == 1) == EAGAIN ? EAGAIN : 0;
 }
 
@@ -286,8 +297,13 @@ static void answer(uint32_t channel, int err, const char *message) {
 
 void exec_signal(const struct request *q) {
     struct exec *e = find(q->id);
-    if (!no_exec(q, e))
-        answer(q->channel, deliver(e, q), "the signal was not delivered");
+    if (no_exec(q, e))
+        return;
+    int err = deliver(e, q);
+    if (err == EAGAIN)
+        send_error(q->channel, err, CODE_BOUND, "too many signals wait for this command");
+    else
+        answer(q->channel, err, "the signal was not delivered");
 }
 
 void exec_winsize(const struct request *q) {

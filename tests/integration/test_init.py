@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -936,6 +937,33 @@ def test_stopped_monitor_does_not_stop_a_timeout(init: Init, home: Path) -> None
         assert got.outcome == (1, signal.SIGKILL, 3)
         assert marked(marker) == []
         assert engine.run("echo", "x").stdout == b"x\n"
+
+
+def test_unread_signals_leave_room_for_the_kill(init: Init) -> None:
+    with init.connect() as engine:
+        bystander = engine.ask(command("sleep", "60", id=b"bystander"))
+        by = engine.take(bystander, guest.Started)
+        channel = engine.ask(command("sh", "-c", "echo $PPID; exec sleep 60", id=b"flooded"))
+        started = engine.take(channel, guest.Started)
+        monitor = int(guest.split_output(engine.next(channel).payload)[1])
+        os.kill(monitor, signal.SIGSTOP)
+        refused = None
+        for _ in range(1000):
+            answer = engine.next(engine.ask(guest.Signal(b"flooded", signal.SIGURG, 0)))
+            if answer.kind == Kind.ERROR:
+                refused = guest.decode_reply(answer)
+                break
+        assert isinstance(refused, guest.Error)
+        assert (refused.errno, refused.code) == (errno.EAGAIN, guest.ErrorCode.BOUND)
+        engine.take(engine.ask(guest.Signal(b"flooded", 9, 2)), guest.Ok)
+        os.kill(monitor, signal.SIGCONT)
+        while (frame := engine.next(channel)).kind == Kind.DATA:
+            pass
+        said = guest.decode_reply(frame)
+        assert isinstance(said, guest.ExitStatus)
+        assert (said.how, said.code, said.reason) == (1, signal.SIGKILL, 2)  # 3: everybody had to die for it
+        engine.take(engine.ask(guest.Signal(b"bystander", signal.SIGTERM, 0)), guest.Ok)
+        assert engine.ended(bystander, by).outcome == (1, signal.SIGTERM, 0)
 
 
 def test_killed_twice_is_killed_once(engine: Engine) -> None:
