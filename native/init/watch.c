@@ -54,6 +54,13 @@ static struct place *place_of(struct watch *t, int wd) {
     return NULL;
 }
 
+static bool knows(const struct watch *t, const char *path) {
+    for (uint32_t i = 0; i < t->n; i++)
+        if (strcmp(t->places[i].path, path) == 0)
+            return true;
+    return false;
+}
+
 static void place_drop(struct watch *t, struct place *p) {
     free(p->path);
     *p = t->places[--t->n];
@@ -174,6 +181,16 @@ static void drop_below(struct watch *t, const char *path) {
     }
 }
 
+/* All anew, and the engine is told to look anew too. What is still queued names watches that are gone, and is passed over. */
+static void rebuild(struct watch *t) {
+    while (t->n) {
+        inotify_rm_watch(t->io.fd, t->places[0].wd);
+        place_drop(t, &t->places[0]);
+    }
+    add_below(t, "", NULL);
+    t->lost = true;
+}
+
 /* The watches go on, so that nothing that happens meanwhile is missed; only their paths change. */
 static void move_below(struct watch *t, const char *from, const char *to) {
     for (uint32_t i = 0; i < t->n; i++) {
@@ -207,6 +224,19 @@ static void moved_is_known(struct watch *t) {
 
 static bool is_arrival(const struct watch *t, const struct inotify_event *e) {
     return t->moved && (e->mask & IN_MOVED_TO) && e->cookie == t->cookie;
+}
+
+/* Where a directory was known already, it was replaced, or the two were exchanged. An exchange is told as two moves: after the
+ * first, both are known by one name, and nothing tells which of them the second is about. */
+static void arrived(struct watch *t, const struct inotify_event *e, const char *path, struct writer *w) {
+    const char *from = is_arrival(t, e) ? t->moved : NULL;
+    if (knows(t, path))
+        rebuild(t);
+    else if (from && knows(t, from))
+        move_below(t, from, path);
+    else if (add_below(t, path, from ? w : NULL) != 0) /* from inside: it was moved before it could be watched */
+        t->lost = true;
+    moved_is_known(t);
 }
 
 static uint8_t what_of(uint32_t mask) {
@@ -251,10 +281,9 @@ static void translate(struct watch *t, const struct inotify_event *e, struct wri
         return;
     if (e->mask & IN_MOVED_FROM) {
         departed(t, e->cookie, path);
-    } else if (is_arrival(t, e)) {
-        move_below(t, t->moved, path);
-        moved_is_known(t);
-    } else if ((e->mask & (IN_CREATE | IN_MOVED_TO)) && add_below(t, path, e->mask & IN_CREATE ? w : NULL) != 0) {
+    } else if (e->mask & IN_MOVED_TO) {
+        arrived(t, e, path, w);
+    } else if ((e->mask & IN_CREATE) && add_below(t, path, w) != 0) {
         t->lost = true;
     }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
@@ -944,7 +945,7 @@ def test_unread_signals_leave_room_for_the_kill(init: Init) -> None:
         bystander = engine.ask(command("sleep", "60", id=b"bystander"))
         by = engine.take(bystander, guest.Started)
         channel = engine.ask(command("sh", "-c", "echo $PPID; exec sleep 60", id=b"flooded"))
-        started = engine.take(channel, guest.Started)
+        engine.take(channel, guest.Started)
         monitor = int(guest.split_output(engine.next(channel).payload)[1])
         os.kill(monitor, signal.SIGSTOP)
         refused = None
@@ -1533,6 +1534,50 @@ def test_watch_misses_nothing_of_a_directory_that_moves(init: Init, home: Path) 
         seen = events(engine, channel, b"out/last")
         assert (4, b"c/b") in seen
         assert not any(path.endswith(b"unseen") for _, path in seen)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Both names at once, as a release is put in the place of another."""
+    renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    done = renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2)
+    assert done == 0, os.strerror(ctypes.get_errno())
+
+
+def test_watch_knows_exchanged_directories_by_their_new_names(init: Init, home: Path) -> None:
+    (home / "a/deep").mkdir(parents=True)
+    (home / "b/other").mkdir(parents=True)
+    with init.connect() as engine:
+        channel = engine.ask(guest.Watch(*ME, os.fsencode(home), 1))
+        engine.take(channel, guest.Ok)
+        for first, second in (("one", "two"), ("three", "four")):
+            exchange(home / "a", home / "b")
+            seen = events(engine, channel, b".")
+            assert {(4, b"a"), (5, b"b"), (7, b".")} <= seen  # the reader is told to look anew
+            deep = "b/deep" if first == "one" else "a/deep"
+            other = "a/other" if first == "one" else "b/other"
+            (home / deep / first).touch()
+            (home / other / second).touch()
+            (home / "a" / f"{second}-last").touch()
+            seen = events(engine, channel, f"a/{second}-last".encode())
+            names = {path for what, path in seen if what == 1}
+            assert names == {
+                f"{deep}/{first}".encode(),
+                f"{other}/{second}".encode(),
+                f"a/{second}-last".encode(),
+            }
+
+
+def test_watch_finds_a_directory_that_was_renamed_as_soon_as_it_was_made(init: Init, home: Path) -> None:
+    with init.connect() as engine:
+        channel = engine.ask(guest.Watch(*ME, os.fsencode(home), 1))
+        engine.take(channel, guest.Ok)
+        os.kill(init.process.pid, signal.SIGSTOP)
+        (home / "draft/below").mkdir(parents=True)
+        (home / "draft").rename(home / "final")
+        os.kill(init.process.pid, signal.SIGCONT)
+        assert (1, b"final/below") in events(engine, channel, b"final/below")
+        (home / "final/below/x").touch()
+        assert (1, b"final/below/x") in events(engine, channel, b"final/below/x")
 
 
 def test_watch_with_a_stalled_reader_reports_what_was_lost(init: Init, home: Path) -> None:
