@@ -201,7 +201,18 @@ static int overlay(const struct child *c, layers_setter *set) {
     return fsmount(fs, FSMOUNT_CLOEXEC, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 }
 
+/* An overlay refuses a work directory in which an earlier volatile one left its mark: that says something may not have reached the disk.
+ * Of a layer that nobody wrote to there is nothing to reach it, and of all others the work directory is made anew before this. */
+static void remove_mark(const struct child *c) {
+    char path[192];
+    int n = snprintf(path, sizeof path, "/l/rw/%.*s/work/work/incompat/volatile/dirty", (int)c->p->writable.n, (const char *)c->p->writable.p);
+    unlink(path);
+    path[n - (int)strlen("/dirty")] = 0;
+    rmdir(path);
+}
+
 static int make_root(struct child *c) {
+    remove_mark(c);
     if (as_sandbox_root(c, true)) return -1;
     c->root = overlay(c, layers_by_fd);
     if (c->root < 0 && (errno == EINVAL || errno == EOPNOTSUPP) && !attach_layers(c)) {

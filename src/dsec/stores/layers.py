@@ -1,8 +1,8 @@
 """Writable layers: btrfs subvolumes, each with a quota that the kernel holds.
 
 A new subvolume costs 0.2 ms, but the end of one costs the kernel 1 ms (it commits a transaction to remove its qgroup). So
-slots are used again: a discarded one is emptied, and only when that would take long, or left anything behind, is it
-destroyed. Claiming from the shelf of empty slots is free; all work on the disk is done in threads.
+slots are used again: a discarded one that was never written to as it is; another is emptied, and only when that would take
+long, or left anything behind, is it destroyed. Claiming from the shelf of empty slots is free; all work on the disk is done in threads.
 
 Names in the pool: ``slot-N`` a subvolume with ``upper`` and ``work``; ``sb-…`` (durable pools only) a link to the slot of
 that sandbox. A slot without a link is nobody's, and is emptied when the pool is opened.
@@ -46,6 +46,7 @@ _ENTRIES: Final = 64  # more than this in a layer: destroying it is cheaper than
 _RESIDUE: Final = 256 * 1024  # bytes that a used slot may still be charged with (freed by the next commit)
 _WORK_ENTRIES: Final = 100_000  # what an overlay can have under way, at most
 _SEASON: Final = 100_000_000  # ns; older kernels tell change times in steps of up to 10 ms
+_IN_MEMORY: Final = 60.0  # seconds for which what was read of a layer is certainly not read from the disk again
 _SMALL_MIB: Final = 16  # a quota so small that a residue would matter gets a slot that was never used
 _THREADS: Final = 4
 _BREATH: Final = (
@@ -62,7 +63,8 @@ _RESERVE_LEAST: Final = 64 * MIB
 class _Slot:
     """A subvolume. ``limit``: its quota in bytes. ``used``: it has been somebody's.
 
-    ``blank_since``: when its upper directory was made (``ctime`` in ns), 0 unknown; ``seasoned``: it was given out long after that.
+    ``blank_since``: when its upper directory was made (``ctime`` in ns), 0 unknown; ``seasoned``: it was given out long after that;
+    ``given``: when, on the monotonic clock.
     """
 
     name: str
@@ -71,6 +73,7 @@ class _Slot:
     used: bool = False
     blank_since: int = 0
     seasoned: bool = False
+    given: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -246,6 +249,7 @@ class BtrfsLayers(Layers):
     def _give(self, claim: _Claim, slot: _Slot) -> None:
         """Give a slot to a claim, which may have ended while the slot was made."""
         slot.used = True
+        slot.given = time.monotonic()
         slot.seasoned = 0 < slot.blank_since < time.time_ns() - _SEASON
         claim.slots.append(slot)
         if claim.ended:
@@ -254,8 +258,30 @@ class BtrfsLayers(Layers):
     def _end(self, claim: _Claim) -> None:
         claim.ended = True
         slot = claim.take()
-        if slot is not None:
+        if slot is None:
+            return
+        if len(self._shelf) < _KEPT and self._untouched(slot):
+            self._shelf.append(slot)
+        else:
             self._jobs.put(slot)
+
+    def _untouched(self, slot: _Slot) -> bool:
+        """Whether nothing was ever written to it: whatever is written below ``upper``, or set on it, changes its change time, which
+        nobody inside can set. A file without a name (O_TMPFILE) changes no directory, but leaves what it took. What the
+        overlay made in ``work`` is taken away by the next one's mount.
+
+        A few looks at what the kernel has in memory, as the layer was in use a moment ago: this is done on the event loop.
+        """
+        if not slot.seasoned or time.monotonic() - slot.given > _IN_MEMORY:
+            return False
+        with suppress(OSError):
+            upper = os.stat(f"{slot.name}/upper", dir_fd=self._pool.directory, follow_symlinks=False)
+            return upper.st_ctime_ns == slot.blank_since and self._is_light(slot)
+        return False
+
+    def _is_light(self, slot: _Slot) -> bool:
+        """Raises: OSError."""
+        return btrfs.qgroup_bytes(self._pool.file_system, slot.subvolume) <= _RESIDUE
 
     # In threads from here on.
 
@@ -481,17 +507,15 @@ class BtrfsLayers(Layers):
         """Make it empty, if that is quick. False: it is not, and must be destroyed."""
         inside = self._open(slot.name)
         try:
-            # A file without a name (O_TMPFILE) changes no directory: what it took is looked at below.
-            if not (slot.seasoned and _is_blank(inside, slot.blank_since)):
-                budget = _Budget(_ENTRIES)
-                for part in ("upper", "work"):
-                    _remove_tree(inside, part, budget)
-                slot.blank_since = _make_parts(inside)
+            budget = _Budget(_ENTRIES)
+            for part in ("upper", "work"):
+                _remove_tree(inside, part, budget)
+            slot.blank_since = _make_parts(inside)
         except OSError:
             return False
         finally:
             os.close(inside)
-        return btrfs.qgroup_bytes(self._pool.file_system, slot.subvolume) <= _RESIDUE
+        return self._is_light(slot)
 
     def _commit(self, now: float) -> None:
         """Let the kernel begin to free what was destroyed."""
@@ -546,19 +570,6 @@ def _make_parts(slot: int) -> int:
         os.mkdir(part, dir_fd=slot)
         os.chmod(part, 0o755, dir_fd=slot)  # noqa: S103 - a root directory, whatever the umask
     return os.stat("upper", dir_fd=slot).st_ctime_ns
-
-
-def _is_blank(slot: int, since: int) -> bool:
-    """Whether nothing was ever written: whatever is written below ``upper``, or set on it, changes its change time, which nobody inside can
-    set. What the overlay made in ``work`` is taken away.
-    """
-    if os.stat("upper", dir_fd=slot).st_ctime_ns != since:
-        return False
-    with suppress(OSError):  # whatever else is there is found by who looks at everything
-        os.unlink("work/work/incompat/volatile/dirty", dir_fd=slot)
-        for made in ("work/work/incompat/volatile", "work/work/incompat", "work/work"):
-            os.rmdir(made, dir_fd=slot)
-    return os.stat("work", dir_fd=slot).st_size == 0  # of a directory of btrfs: what its names take
 
 
 def _remove_tree(parent: int, name: str, budget: _Budget) -> None:
