@@ -11,12 +11,22 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dsec.client.aio import AsyncDsec, AsyncSandbox
-from dsec.errors import BadRequest, Conflict, DsecError, NotFound, StorageFull, TooLarge, UnknownOutcome
+from dsec.errors import (
+    BadRequest,
+    Conflict,
+    DsecError,
+    NotFound,
+    RuntimeUnavailable,
+    StorageFull,
+    TooLarge,
+    UnknownOutcome,
+)
 from dsec.model.execs import Chunk, Command, Stream
-from dsec.model.ids import new_exec_id
+from dsec.model.ids import SandboxId, new_exec_id
 from dsec.model.journal import Draft
 from dsec.model.sandbox import Limits
 from dsec.node.output import WINDOW_BYTES, Output
+from dsec.ports.guest import Guest, GuestExec
 from dsec.ports.journal import Receipt
 from dsec.testing.fakes import FakeRuntime, Scripted, ordinary
 from dsec.testing.harness import Harness, until
@@ -273,6 +283,93 @@ async def test_a_lost_connection_is_made_again(harness: Harness, sb: AsyncSandbo
     await p.close_stdin()
     assert (await p.wait()).stdout == b"before after"
     assert (await sb.exec(["true"])).ok
+
+
+class SlowConnections:
+    """A runtime's connections, each given only when ``go`` is set: what happens in between is a test's to say."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self.made = 0
+        self.go = asyncio.Event()
+        self._connect = runtime.connect
+        runtime.connect = self.connect  # type: ignore[method-assign]
+
+    async def connect(self, sandbox: SandboxId) -> Guest:
+        guest = await self._connect(sandbox)
+        self.made += 1
+        await self.go.wait()
+        return guest
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_nothing_is_started_in_a_sandbox_that_was_paused_meanwhile(
+    harness: Harness, sb: AsyncSandbox, *, background: bool
+) -> None:
+    slow = SlowConnections(harness.runtime)
+    inside = harness.runtime.sandboxes[sb.id]
+    await inside.guests[0].cut()
+    run = asyncio.ensure_future((sb.start if background else sb.exec)(["sleep", "0"]))
+    await until(lambda: slow.made)
+    await sb.pause()
+    slow.go.set()
+    with pytest.raises(Conflict, match="paused"):
+        await asyncio.wait_for(run, 3)
+    assert (await harness.acts(sb.id)).count("exec:result:conflict") == 1
+    await sb.resume()
+    assert (await sb.exec(["true"])).ok
+
+
+async def test_nothing_is_started_in_a_sandbox_that_is_being_destroyed(
+    harness: Harness, sb: AsyncSandbox
+) -> None:
+    slow, destroy, may_go = SlowConnections(harness.runtime), harness.runtime.destroy, asyncio.Event()
+
+    async def slowly(sandbox: SandboxId) -> None:
+        await may_go.wait()
+        await destroy(sandbox)
+
+    harness.runtime.destroy = slowly  # type: ignore[method-assign]
+    inside = harness.runtime.sandboxes[sb.id]
+    await inside.guests[0].cut()
+    run = asyncio.ensure_future(sb.exec(["sleep", "60"]))
+    await until(lambda: slow.made)
+    destroying = asyncio.ensure_future(sb.destroy())
+    await asyncio.sleep(0.02)
+    slow.go.set()
+    with pytest.raises(UnknownOutcome, match="before the command was started"):
+        await asyncio.wait_for(run, 3)
+    assert not inside.processes
+    may_go.set()
+    await destroying
+
+
+async def test_a_command_that_is_just_being_sent_is_let_go_of_when_its_engine_closes(
+    harness: Harness,
+) -> None:
+    harness.durable = True
+    sent, may_go = asyncio.Event(), asyncio.Event()
+    async with harness.open() as dsec:
+        sb = await dsec.sandboxes.create()
+        guest = harness.runtime.sandboxes[sb.id].guests[0]
+        post = guest.post
+
+        async def slowly(command: Command) -> GuestExec:
+            followed = await post(command)
+            sent.set()
+            await may_go.wait()
+            return followed
+
+        guest.post = slowly  # type: ignore[method-assign]
+        run = asyncio.ensure_future(sb.exec(["sleep", "60"]))
+        await sent.wait()
+        closing = asyncio.ensure_future(harness.engine.close())
+        await asyncio.sleep(0.02)
+        may_go.set()
+        with pytest.raises(RuntimeUnavailable, match="the command goes on"):
+            await asyncio.wait_for(run, 1)
+        await closing
+    assert "exec:result" not in " ".join(await harness.acts(sb.id))
+    await harness.runtime.destroy(sb.id)
 
 
 async def test_output_beyond_the_limit_is_counted_not_kept() -> None:

@@ -14,11 +14,11 @@ from dsec.errors import Busy, Conflict, DsecError, NotFound, ProtocolError, Runt
 from dsec.model.execs import Cause, Command, ExecRequest, ExecResult, Exit, PtySize
 from dsec.model.ids import ExecId
 from dsec.model.journal import Phase
-from dsec.model.sandbox import Flag
+from dsec.model.sandbox import Flag, State
 from dsec.node import drafts
 from dsec.node.clock import Clock
 from dsec.node.guests import Guests
-from dsec.node.handles import Handle
+from dsec.node.handles import Handle, refusal
 from dsec.node.output import Hash, Output
 from dsec.node.work import Work, ignore, settled
 from dsec.ports.guest import Guest, GuestExec
@@ -35,6 +35,7 @@ TOLD_KEPT: Final = 256
 FIND_AFTER: Final = 0.05  # seconds between two looks for a record whose append nobody waits for any more
 FIND_TIMES: Final = 200
 KILL_AGAIN: Final = 0.05  # seconds
+BEFORE: Final = "before the command was started"
 
 
 @dataclass(slots=True, eq=False)
@@ -271,23 +272,36 @@ class Runner:
         run.followed = await self._posted(run, command)
 
     async def _posted(self, run: Run, command: Command) -> GuestExec:
-        guest = await self._guests.get(run.handle)
+        guest = await self._ready(run)
         try:
             return await guest.post(command)
         except RuntimeUnavailable as exc:
-            loss = run.handle.loss("before the command was started")
+            loss = run.handle.loss(BEFORE)
             if loss is not None:
                 raise loss from exc
             if not guest.lost:
                 raise
             # Nothing was sent: once more, over a new connection.
-            return await (await self._guests.get(run.handle)).post(command)
+            return await (await self._ready(run)).post(command)
+
+    async def _ready(self, run: Run) -> Guest:
+        """The connection, when the sandbox still takes commands after all that was awaited since that was asked."""
+        handle = run.handle
+        guest = await self._guests.get(handle)
+        if run.verdict is not None:
+            raise run.verdict
+        if handle.info.state is not State.RUNNING:
+            raise handle.loss(BEFORE) or refusal(handle.info)
+        return guest
 
     async def _follow(self, run: Run) -> Exit:
         output, left = run.output, RECONNECTS
         while True:
             followed = run.followed
             assert followed is not None
+            if run.verdict is not None:  # it came while there was nothing yet to let go of
+                followed.detach()
+                raise run.verdict
             try:
                 if run.started is not None and not run.started.done():
                     await followed.begun()
