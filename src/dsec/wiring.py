@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
@@ -36,13 +36,14 @@ from dsec.errors import (
 from dsec.images import gc as images_gc
 from dsec.images.probe import image_layer
 from dsec.images.store import ImageStore
+from dsec.model.checks import check_count, check_seconds, local_path, shown
 from dsec.model.health import Layer, Report, Verdict
 from dsec.model.ids import SandboxId, new_engine_id
 from dsec.model.journal import Finding
 from dsec.model.sandbox import MIB, Flag, Level, Metrics, Problem
 from dsec.node.engine import Engine
 from dsec.node.lifecycle import plan_for
-from dsec.node.ready import ReadyRuntime
+from dsec.node.ready import MAX_SIZE, ReadyRuntime
 from dsec.ports.engine import Services
 from dsec.ports.guest import Guest
 from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
@@ -69,6 +70,7 @@ _HOMES: Final = Path("/var/lib/dsec-homes")  # root's, and others may enter it: 
 _PREFIX: Final = "dsec-"
 _OWNER: Final = ".owner"
 _TRIES: Final = 5
+_MOST_BYTES: Final = 2**60
 _TRIAL_SECONDS: Final = 60.0
 _JOURNAL: Final = "journal"
 _KEYS: Final = "keys"
@@ -77,16 +79,21 @@ _KEY: Final = "journal.key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How an engine is set up.
+    """How an engine is set up, checked when made.
 
     Attributes:
         home: state directory of a durable engine; None = a private engine.
         images: the image store, shared by all engines of a user; None = the usual place.
         durability: ``process`` (survives kill -9) or ``disk`` (survives a power loss).
-        journal_bytes: what the journal's database may hold before the oldest records of sandboxes that are gone are dropped.
-        pool_bytes: of the writable layers, None = by what is free.
-        shelf: empty writable layers kept ready.
+        journal_bytes: what the journal's database may hold before the oldest records of sandboxes that are gone are dropped; at least 1 MiB.
+        pool_bytes: size of the file of writable layers, all of it taken from the disk when it is made; at least 256 MiB. None = 4 GiB (private) or
+            16 GiB (durable), at most a quarter of what is free.
+        shelf: empty writable layers kept ready, at most 1,024.
+        pool: ready sandboxes kept of the kind that was asked for last, at most 1,000; 0 = none.
         wait: seconds for which a durable engine waits when another one has its home.
+
+    Raises:
+        BadRequest: the message names the field.
     """
 
     home: Path | None = None
@@ -97,6 +104,26 @@ class Settings:
     shelf: int = 8
     pool: int = 2
     wait: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("home", "images"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Path):
+                raise BadRequest(f"settings.{name}: {shown(value)} is not a Path", hint=f"{name}=Path(...)")
+            if value is not None:
+                local_path(f"settings.{name}", value)
+        durability: object = self.durability
+        if durability not in get_args(Durability):
+            raise BadRequest(
+                f"settings.durability: there is no durability {shown(durability)}",
+                hint=f"choose one of {', '.join(get_args(Durability))}",
+            )
+        check_count("settings.journal_bytes", self.journal_bytes, MIB, _MOST_BYTES)
+        if self.pool_bytes is not None:
+            check_count("settings.pool_bytes", self.pool_bytes, 256 * MIB, _MOST_BYTES)
+        check_count("settings.shelf", self.shelf, 0, 1024)
+        check_count("settings.pool", self.pool, 0, MAX_SIZE)
+        check_seconds("settings.wait", self.wait)
 
 
 def default_home() -> Path:
@@ -481,12 +508,13 @@ def connector(home: Home, settings: Settings) -> Connect:
 
     Raises:
         Unsupported: a URL: engines behind HTTP cannot be reached yet.
+        BadRequest: not a path.
     """
     if isinstance(home, str) and "://" in home:
         raise Unsupported(
             f"{home}: engines behind a URL cannot be reached yet", hint="name a directory, or nothing"
         )
-    chosen = settings if home is None else replace(settings, home=Path(home))
+    chosen = settings if home is None else replace(settings, home=local_path("home", home))
     if chosen.home is not None:
         chosen = replace(chosen, home=chosen.home.absolute())
 
@@ -497,7 +525,10 @@ def connector(home: Home, settings: Settings) -> Connect:
 
 
 def _chosen(settings: Settings | None, pool: int | None) -> Settings:
-    chosen = settings or Settings()
+    chosen = Settings() if settings is None else settings
+    given: object = chosen
+    if not isinstance(given, Settings):
+        raise BadRequest(f"settings: {shown(given)} is not Settings", hint="settings=Settings(pool=0)")
     return chosen if pool is None else replace(chosen, pool=pool)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal as signals
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -12,9 +11,16 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from dsec.errors import BadRequest, NotFound, TooLarge
-from dsec.model.checks import check_count, check_mapping, check_text
+from dsec.model.checks import (
+    check_count,
+    check_mapping,
+    check_text,
+    check_user,
+    encoded,
+    shown,
+)
 from dsec.model.execs import ExecRequest, PtySize
-from dsec.model.sandbox import Level, Limits, SandboxSpec, Volume
+from dsec.model.sandbox import Level, Limits, SandboxSpec, State, Volume
 from dsec.ports.engine import ExecSession
 
 Argv = str | Sequence[str | bytes | Path]
@@ -27,6 +33,7 @@ RESERVED: Final = "dsec."
 SIGKILL: Final = int(signals.SIGKILL)
 NEVER_HAD: Final = "its creator was interrupted"
 _LISTS: Final = (list, tuple)
+_END: Final = object()  # None may be a piece, by mistake: it must not pass for the end
 _NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -53,7 +60,10 @@ def argv_of(command: Argv) -> tuple[bytes, ...]:
     if type(words) not in _LISTS and (
         isinstance(words, bytes | bytearray) or not isinstance(words, Sequence)
     ):
-        raise BadRequest(f"command: {words!r} is neither a str nor a list of str")
+        raise BadRequest(
+            f"command: {shown(words)} is neither a str nor a list of str",
+            hint="a shell command as one str, or a list of program and arguments",
+        )
     try:
         return tuple(
             [
@@ -71,18 +81,10 @@ def _argument(place: int, value: object) -> bytes:
     if isinstance(value, str):
         return encoded(f"command[{place}]", value)
     if isinstance(value, Path):
-        return os.fsencode(value)
+        return encoded(f"command[{place}]", str(value))
     raise BadRequest(
-        f"command[{place}]: {value!r} is neither str nor bytes", hint="convert numbers with str()"
+        f"command[{place}]: {shown(value)} is neither str nor bytes", hint="convert numbers with str()"
     )
-
-
-def encoded(field: str, text: str) -> bytes:
-    """UTF-8, undecodable bytes as surrogate escapes.  Raises: BadRequest."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as exc:
-        raise BadRequest(f"{field}: it cannot be encoded: {exc.reason}") from None
 
 
 def exec_request(
@@ -99,13 +101,13 @@ def exec_request(
 ) -> ExecRequest:
     """Raises: BadRequest, TooLarge: the message names the argument."""
     check_mapping("env", env)
-    check_text("user", user)
+    check_user(user)
     return ExecRequest(
         argv=argv_of(command),
         env=MappingProxyType(dict(env)) if env else _NO_VARIABLES,
         cwd=cwd,
         user=user,
-        timeout=timeout or 0.0,
+        timeout=0.0 if timeout is None else timeout,
         stdin=stdin,
         stdin_open=stdin_open,
         pty=pty,
@@ -145,27 +147,29 @@ def spec_of(
     labels: Mapping[str, str] | None,
 ) -> SandboxSpec:
     """Raises: BadRequest, NotFound: there is no such template."""
+    check_text("template", template)
     if template != BASE:
-        raise NotFound(f"there is no template {template!r}", hint=f"{BASE!r} always exists")
+        raise NotFound(f"there is no template {shown(template)}", hint=f"{BASE!r} always exists")
     try:
         strength = Level(level)
     except ValueError:
         have = ", ".join(Level)
-        raise BadRequest(f"level: there is no level {level!r}", hint=f"choose one of {have}") from None
+        raise BadRequest(f"level: there is no level {shown(level)}", hint=f"choose one of {have}") from None
     check_mapping("env", env)
     check_mapping("labels", labels)
     if isinstance(volumes, str | Volume) or not isinstance(volumes, Iterable):
-        raise BadRequest(f"volumes: {volumes!r} is not a list", hint="volumes=[Volume(...)]")
-    for name, value in [*(env or {}).items(), *(labels or {}).items()]:
-        check_text(f"env or labels: {name!r}", name, value)
+        raise BadRequest(f"volumes: {shown(volumes)} is not a list", hint="volumes=[Volume(...)]")
+    for name, value in (labels or {}).items():
+        check_text("labels", name)
+        check_text(f"labels: {shown(name)}", value)
     reserved = next((name for name in labels or () if name.startswith(RESERVED)), None)
     if reserved is not None:
-        raise BadRequest(f"labels: {reserved!r} begins with {RESERVED!r}, which is DSec's own")
-    shown = tuple([volume_of(volume) for volume in volumes])
-    targets = [volume.target for volume in shown]
+        raise BadRequest(f"labels: {shown(reserved)} begins with {RESERVED!r}, which is DSec's own")
+    given = tuple([volume_of(volume) for volume in volumes])
+    targets = [volume.target for volume in given]
     twice = next((target for target in targets if targets.count(target) > 1), None)
     if twice is not None:
-        raise BadRequest(f"volumes: more than one has the target {twice!r}")
+        raise BadRequest(f"volumes: more than one has the target {shown(twice)}")
     return SandboxSpec(
         level=strength,
         limits=Limits() if limits is None else limits,
@@ -173,7 +177,7 @@ def spec_of(
         idle=idle,
         read_only=read_only,
         env=MappingProxyType(dict(env or {})),
-        volumes=shown,
+        volumes=given,
         labels=MappingProxyType(dict(labels or {})),
     )
 
@@ -185,7 +189,7 @@ def volume_of(volume: Volume | str) -> Volume:
     check_text("volumes", volume)
     parts = volume.split(":")
     if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("ro", "rw")) or not all(parts):
-        raise BadRequest(f"volumes: {volume!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
+        raise BadRequest(f"volumes: {shown(volume)} is not SOURCE:TARGET or SOURCE:TARGET:ro")
     return Volume(Path(parts[0]).absolute(), parts[1], read_only=len(parts) == 3 and parts[2] == "ro")
 
 
@@ -201,8 +205,20 @@ async def closed(stream: AsyncIterator[object]) -> None:
         await close()
 
 
+def states_of(states: object) -> tuple[State, ...]:
+    """States, each also by its name.  Raises: BadRequest."""
+    if isinstance(states, str) or not isinstance(states, Iterable):
+        raise BadRequest(f"states: {shown(states)} is not a list of states", hint="states=[State.RUNNING]")
+    try:
+        return tuple([State(state) for state in states])
+    except ValueError:
+        have = ", ".join(State)
+        raise BadRequest(f"states: {shown(states)} has one that does not exist", hint=f"{have}") from None
+
+
 async def collected(stream: AsyncIterator[bytes], limit: int, path: str) -> bytes:
-    """All of a stream.  Raises: TooLarge: more than ``limit`` bytes."""
+    """All of a stream.  Raises: TooLarge: more than ``limit`` bytes. BadRequest: ``limit`` is no number of bytes."""
+    check_count("max_bytes", limit, 0, 2**63 - 1)
     pieces: list[bytes] = []
     size = 0
     async for piece in stream:
@@ -217,24 +233,27 @@ async def collected(stream: AsyncIterator[bytes], limit: int, path: str) -> byte
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def content_of(content: Content) -> bytes | AsyncIterator[bytes]:
+def content_of(content: Content, field: str = "content") -> bytes | AsyncIterator[bytes]:
     """Bytes as they are; a file or an iterable as a stream of pieces, read on a thread.  Raises: BadRequest."""
     if isinstance(content, bytes | bytearray | memoryview):
         return bytes(content)
     if isinstance(content, AsyncIterator):
-        return content
+        return _checked(content, field)
     read = getattr(content, "read", None)
     if callable(read):
-        return _file_pieces(read)
+        return _file_pieces(read, field)
     pieces: object = content
     if isinstance(pieces, Iterable) and not isinstance(pieces, str):
-        return _threaded(pieces)
-    raise BadRequest(f"content: {type(content).__name__} is not bytes, a binary file or an iterator of bytes")
+        return _threaded(pieces, field)
+    raise BadRequest(
+        f"{field}: {type(content).__name__} is not bytes, a binary file or an iterator of bytes",
+        hint="text.encode()" if isinstance(pieces, str) else "",
+    )
 
 
-def streamed(content: Content) -> AsyncIterator[bytes]:
+def streamed(content: Content, field: str) -> AsyncIterator[bytes]:
     """As :func:`content_of`, always a stream."""
-    source = content_of(content)
+    source = content_of(content, field)
     return _single(source) if isinstance(source, bytes) else source
 
 
@@ -243,29 +262,38 @@ async def _single(content: bytes) -> AsyncIterator[bytes]:
         yield content[start : start + PIECE]
 
 
-def _file_pieces(read: Callable[[int], bytes]) -> AsyncIterator[bytes]:
-    return _ahead(lambda: read(PIECE) or None)
+def _file_pieces(read: Callable[[int], bytes], field: str) -> AsyncIterator[bytes]:
+    def fetch() -> object:
+        piece: object = read(PIECE)
+        return piece if piece or piece is None else _END
+
+    return _ahead(fetch, field)
 
 
-def _threaded(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    return _ahead(partial(next, iter(pieces), None))
+def _threaded(pieces: Iterable[bytes], field: str) -> AsyncIterator[bytes]:
+    return _ahead(partial(next, iter(pieces), _END), field)
 
 
-async def _ahead(fetch: Callable[[], bytes | None]) -> AsyncIterator[bytes]:
-    """Pieces until there is None, each fetched on a thread while the one before it is used."""
+async def _ahead(fetch: Callable[[], object], field: str) -> AsyncIterator[bytes]:
+    """Pieces until there is ``_END``, each fetched on a thread while the one before it is used."""
     coming = asyncio.ensure_future(asyncio.to_thread(fetch))
     try:
-        while (piece := await coming) is not None:
+        while (piece := await coming) is not _END:
             coming = asyncio.ensure_future(asyncio.to_thread(fetch))
-            yield _bytes(piece)
+            yield _bytes(piece, field)
     finally:
         if not coming.cancel() and not coming.cancelled():
             coming.exception()  # what the source raised after the last piece that was wanted concerns nobody
 
 
-def _bytes(piece: object) -> bytes:
+async def _checked(content: AsyncIterator[bytes], field: str) -> AsyncIterator[bytes]:
+    async for piece in content:
+        yield _bytes(piece, field)
+
+
+def _bytes(piece: object, field: str) -> bytes:
     if not isinstance(piece, bytes | bytearray | memoryview):
         raise BadRequest(
-            f"content: a piece is {type(piece).__name__}, not bytes", hint="open files in binary mode"
+            f"{field}: a piece is {type(piece).__name__}, not bytes", hint="open files in binary mode"
         )
     return bytes(piece)

@@ -23,10 +23,12 @@ from dsec.client.requests import (
     killed,
     pty_size,
     spec_of,
+    states_of,
     streamed,
 )
 from dsec.client.sync_link import Connect, Link
 from dsec.errors import BadRequest
+from dsec.model.checks import check_count, check_flag, check_text, check_user, local_path
 from dsec.model.execs import Chunk, ExecInfo, ExecResult
 from dsec.model.files import (
     Entry,
@@ -136,7 +138,7 @@ class Sandboxes:
 
     def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
         """Those in these states, oldest first; by default all that are not gone."""
-        return self._link.call(self._link.services.sandboxes.list(states))
+        return self._link.call(self._link.services.sandboxes.list(states_of(states)))
 
 
 class Sandbox:
@@ -200,7 +202,7 @@ class Sandbox:
             Busy: it runs its maximum of commands.
             RuntimeUnavailable: the command was never reached. UnknownOutcome: it was, and its end is unknown.
         """
-        source = None if stdin is None else content_of(stdin)
+        source = None if stdin is None else content_of(stdin, "stdin")
         whole = source if isinstance(source, bytes) else None
         request = exec_request(
             command, env=env, cwd=cwd, user=user, timeout=timeout, stdin=whole, scratch=scratch
@@ -291,6 +293,7 @@ class Sandbox:
         Raises:
             CleanupFailed: something is left; it is recorded and will be retried.
         """
+        check_text("reason", reason)
         self._link.call(self._link.services.sandboxes.destroy(self._info.id, reason=reason))
 
     def wait(self) -> SandboxInfo:
@@ -349,12 +352,13 @@ class Exec:
 
     def signal(self, signo: int) -> None:
         """Send it a signal. One that has ended is no error."""
+        check_count("signo", signo, 0, 64)
         self._link.call(self._session.signal(signo))
 
     def send_stdin(self, data: bytes) -> None:
         """Standard input; waits while the command does not read.  Raises: Conflict: it was started without stdin=True."""
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise BadRequest(f"data: {type(data).__name__} is not bytes")
+            raise BadRequest(f"data: {type(data).__name__} is not bytes", hint="text.encode()")
         self._link.call(self._session.send(bytes(data)))
 
     def close_stdin(self) -> None:
@@ -403,6 +407,7 @@ class Files:
         self, path: str, *, offset: int = 0, length: int = 2**63 - 1, max_bytes: int = GIB, user: str = ""
     ) -> bytes:
         """Content, all of it or ``length`` bytes from ``offset``.  Raises: TooLarge: more than ``max_bytes``."""
+        check_user(user)
         files = self._link.services.files
         stream = files.read(self._sandbox, path, offset=offset, length=length, user=user)
         return self._link.call(collected(stream, max_bytes, path))
@@ -411,6 +416,7 @@ class Files:
         self, path: str, *, offset: int = 0, length: int = 2**63 - 1, user: str = ""
     ) -> Iterator[bytes]:
         """Content in pieces, however large."""
+        check_user(user)
         files = self._link.services.files
         return self._link.iterate(files.read(self._sandbox, path, offset=offset, length=length, user=user))
 
@@ -432,6 +438,7 @@ class Files:
             mode: permission bits of a new file. exclusive: an existing one is an error.
             parents: make missing directories. atomic: readers see the old content or the whole new one.
         """
+        check_user(user)
         options = WriteOptions(mode=mode, append=append, exclusive=exclusive, parents=parents, atomic=atomic)
         source = content_of(content)
         return self._link.call(
@@ -440,10 +447,13 @@ class Files:
 
     def stat(self, path: str, *, follow: bool = True, user: str = "") -> Entry:
         """One entry."""
+        check_user(user)
+        check_flag("follow", follow)
         return self._link.call(self._link.services.files.stat(self._sandbox, path, follow=follow, user=user))
 
     def exists(self, path: str, *, user: str = "") -> bool:
         """Something is there (a symlink's target counts)."""
+        check_user(user)
         try:
             self.stat(path, user=user)
         except FileNotFoundError:
@@ -452,44 +462,56 @@ class Files:
 
     def list(self, path: str = ".", *, limit: int = 100_000, user: str = "") -> tuple[Entry, ...]:
         """Entries of a directory, sorted by name, the first ``limit`` of them."""
+        check_user(user)
         listing = self._link.call(self._link.services.files.list(self._sandbox, path, limit=limit, user=user))
         return listing.entries
 
     def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = True, user: str = "") -> None:
         """Make a directory; with ``parents`` the missing ones above too, and an existing one is no error."""
+        check_user(user)
         change = MakeDir(path, mode, parents)
         self._link.call(self._link.services.files.change(self._sandbox, change, user=user))
 
     def move(self, source: str, target: str, *, replace: bool = True, user: str = "") -> None:
         """Rename; without ``replace`` an existing target is an error."""
+        check_user(user)
         change = Rename(source, target, replace)
         self._link.call(self._link.services.files.change(self._sandbox, change, user=user))
 
     def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
         """Remove a file or an empty directory, or with ``recursive`` a tree."""
+        check_user(user)
         change = Remove(path, recursive)
         self._link.call(self._link.services.files.change(self._sandbox, change, user=user))
 
     def watch(self, path: str = ".", *, recursive: bool = False, user: str = "") -> Iterator[FileEvent]:
         """What happens in a directory from the moment on at which this returns. Leaving the iterator ends it."""
+        check_user(user)
+        check_flag("recursive", recursive)
         work = self._link.services.files.watch(self._sandbox, path, recursive=recursive, user=user)
         return self._link.make(work, self._link.iterate, closed)
 
     def upload(self, local: str | Path, path: str, *, user: str = "") -> Transfer:
         """Copy a local file or directory to ``path``.  Raises: TooLarge."""
-        return self._link.call(self._link.services.trees.upload(self._sandbox, Path(local), path, user=user))
+        check_user(user)
+        return self._link.call(
+            self._link.services.trees.upload(self._sandbox, local_path("local", local), path, user=user)
+        )
 
     def download(self, path: str, local: str | Path, *, user: str = "") -> Transfer:
         """Copy a file or directory of the sandbox to ``local``; nothing outside it is written.  Raises: TooLarge."""
+        check_user(user)
         return self._link.call(
-            self._link.services.trees.download(self._sandbox, path, Path(local), user=user)
+            self._link.services.trees.download(self._sandbox, path, local_path("local", local), user=user)
         )
 
     def unpack(self, archive: Content, path: str, *, user: str = "") -> Transfer:
         """Unpack a tar archive below ``path``; members that would escape are refused.  Raises: TooLarge, BadRequest."""
-        source = streamed(archive)
+        check_user(user)
+        source = streamed(archive, "archive")
         return self._link.call(self._link.services.trees.unpack(self._sandbox, source, path, user=user))
 
     def pack(self, path: str, *, user: str = "") -> Iterator[bytes]:
         """A tar archive of ``path``, in pieces."""
+        check_user(user)
         return self._link.iterate(self._link.services.trees.pack(self._sandbox, path, user=user))

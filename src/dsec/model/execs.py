@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from dsec.errors import BadRequest, TooLarge
-from dsec.model.checks import check_path, check_seconds, check_text
+from dsec.model.checks import check_flag, check_path, check_seconds, check_text, shown
 from dsec.model.ids import ExecId
 
 MAX_ARGUMENTS = 4096
@@ -99,10 +99,10 @@ class ExecRequest:
                 f"argv and env: {size} bytes are more than {MAX_ARGUMENT_BYTES}",
                 hint="send large data as stdin or a file",
             )
-        if self.timeout != 0.0:
-            check_seconds("timeout", self.timeout)
-        if self.cwd:
+        check_seconds("timeout", self.timeout)
+        if self.cwd != "":
             check_path("cwd", self.cwd)
+        check_flag("scratch", self.scratch)
 
 
 def _check_argv(argv: tuple[bytes, ...]) -> int:
@@ -125,11 +125,17 @@ def _check_env(env: Mapping[str, str]) -> int:
         raise TooLarge(f"env: {len(env)} variables are more than {MAX_ARGUMENTS}")
     size = 0
     for name, value in env.items():
-        check_text(f"env: {name!r}", name, value)
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise BadRequest(f"env: {name!r} is not a name without '=' and NUL with a value without NUL")
+        check_variable(name, value)
         size += len(name) + len(value) + 1
     return size
+
+
+def check_variable(name: object, value: object) -> None:
+    """Raises: BadRequest: not a variable of an environment."""
+    check_text("env", name)
+    check_text(f"env: {shown(name)}", value)
+    if not name or "=" in str(name) or "\0" in str(name) or "\0" in str(value):
+        raise BadRequest(f"env: {shown(name)} is not a name without '=' and NUL with a value without NUL")
 
 
 class Cause(StrEnum):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from dsec.model.checks import check_flag, check_mode, check_path
+
 
 class FileType(StrEnum):
     """Kind of a directory entry."""
@@ -62,6 +64,11 @@ class MakeDir:
     mode: int = 0o755
     parents: bool = False
 
+    def __post_init__(self) -> None:
+        check_path("path", self.path)
+        check_mode("mode", self.mode)
+        check_flag("parents", self.parents)
+
 
 @dataclass(frozen=True, slots=True)
 class Rename:
@@ -71,6 +78,11 @@ class Rename:
     target: str
     replace: bool = True
 
+    def __post_init__(self) -> None:
+        check_path("source", self.source)
+        check_path("target", self.target)
+        check_flag("replace", self.replace)
+
 
 @dataclass(frozen=True, slots=True)
 class Remove:
@@ -78,6 +90,10 @@ class Remove:
 
     path: str
     recursive: bool = False
+
+    def __post_init__(self) -> None:
+        check_path("path", self.path)
+        check_flag("recursive", self.recursive)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +154,11 @@ class WriteOptions:
     parents: bool = False
     atomic: bool = False
     root: str = ""
+
+    def __post_init__(self) -> None:
+        check_mode("mode", self.mode)
+        for name in ("create", "exclusive", "append", "parents", "atomic"):
+            check_flag(name, getattr(self, name))
 
 
 class FileEventKind(StrEnum):

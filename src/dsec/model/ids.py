@@ -7,6 +7,7 @@ import re
 from typing import Final, NewType
 
 from dsec.errors import BadRequest
+from dsec.model.checks import shown
 
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
@@ -47,7 +48,7 @@ def parse_sandbox_id(text: str) -> SandboxId:
     """Raises: BadRequest: not the form of a sandbox id."""
     given: object = text
     if not isinstance(given, str) or not _SANDBOX.fullmatch(given):
-        raise BadRequest(f"id: {text!r} is not a sandbox id", hint="an id is 'sb-' and 26 of a-z2-7")
+        raise BadRequest(f"id: {shown(text)} is not a sandbox id", hint="an id is 'sb-' and 26 of a-z2-7")
     return SandboxId(text)
 
 
@@ -55,5 +56,5 @@ def parse_exec_id(text: str) -> ExecId:
     """Raises: BadRequest: not the form of an exec id."""
     given: object = text
     if not isinstance(given, str) or not _EXEC.fullmatch(given):
-        raise BadRequest(f"exec id: {text!r} is not an exec id", hint="an id is 'ex-' and 26 of a-z2-7")
+        raise BadRequest(f"exec id: {shown(text)} is not an exec id", hint="an id is 'ex-' and 26 of a-z2-7")
     return ExecId(text)

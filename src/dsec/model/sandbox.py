@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dsec.errors import BadRequest
+from dsec.model.checks import check_count, check_flag, check_path, check_seconds, shown
+from dsec.model.execs import check_variable
 from dsec.model.ids import SandboxId
 
 MIB = 2**20
@@ -89,9 +91,7 @@ class Limits:
             "output_bytes": (0, 2**31),
         }
         for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise BadRequest(f"limits.{name}: {value!r} is not a whole number from {low} to {high}")
+            check_count(f"limits.{name}", getattr(self, name), low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,17 @@ class Volume:
         source: object = self.source
         if not isinstance(source, Path) or not source.is_absolute():
             raise BadRequest(
-                f"volume source: {source!r} is not an absolute Path", hint="Path(...).absolute()"
+                f"volume source: {shown(source)} is not an absolute Path", hint="Path(...).absolute()"
             )
-        target: object = self.target
-        if not isinstance(target, str) or not target.startswith("/") or "\0" in target:
-            raise BadRequest(f"volume target: {target!r} is not an absolute path below / without '..'")
+        check_path("volume source", str(source))
+        check_path("volume target", self.target)
+        check_flag("volume read_only", self.read_only)
+        target = self.target
+        if not target.startswith("/"):
+            raise BadRequest(f"volume target: {shown(target)} is not an absolute path below / without '..'")
         parts = [part for part in target.split("/") if part not in ("", ".")]
         if not parts or ".." in parts:
-            raise BadRequest(f"volume target: {target!r} is not an absolute path below / without '..'")
+            raise BadRequest(f"volume target: {shown(target)} is not an absolute path below / without '..'")
         if parts[0] == "proc":
             raise BadRequest(
                 f"volume target: {target!r}: /proc is the sandbox's own", hint="name another place for it"
@@ -136,21 +139,14 @@ class SandboxSpec:
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        for name in ("ttl", "idle"):
-            value = getattr(self, name)
-            if (
-                not isinstance(value, int | float)
-                or isinstance(value, bool)
-                or not 0 <= value <= 10 * 365 * 86400
-            ):
-                raise BadRequest(f"{name}: {value!r} is not a number of seconds from 0 to ten years")
-        if not isinstance(self.limits, Limits):
-            raise BadRequest(f"limits: {self.limits!r} is not Limits", hint="Limits(memory_mib=256)")
-        if not isinstance(self.read_only, bool):
-            raise BadRequest(f"read_only: {self.read_only!r} is not True or False")
+        check_seconds("ttl", self.ttl)
+        check_seconds("idle", self.idle)
+        limits: object = self.limits
+        if not isinstance(limits, Limits):
+            raise BadRequest(f"limits: {shown(limits)} is not Limits", hint="Limits(memory_mib=256)")
+        check_flag("read_only", self.read_only)
         for key, value in self.env.items():
-            if not key or "=" in key or "\0" in key or "\0" in value:
-                raise BadRequest(f"env: {key!r} is not a name without '=' and NUL with a value without NUL")
+            check_variable(key, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
