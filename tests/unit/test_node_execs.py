@@ -412,7 +412,7 @@ async def test_a_result_that_cannot_be_recorded_is_not_told(harness: Harness, sb
         (["a"], {"timeout": -1}, "timeout"),
         (["a"], {"timeout": float("inf")}, "timeout"),
         (["a"], {"user": "nobody"}, "user"),
-        (["a"], {"stdin": 5}, "content"),
+        (["a"], {"stdin": 5}, "stdin"),
     ],
 )
 async def test_bad_arguments_of_exec_name_the_field(
@@ -516,6 +516,69 @@ async def test_a_reader_that_leaves_lets_go() -> None:
     assert not waiting.done()
     await reader.aclose()  # type: ignore[attr-defined]
     await asyncio.wait_for(waiting, 1)
+
+
+async def test_an_unread_iterator_does_not_keep_its_command_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = random.Random(3).randbytes(3 * WINDOW_BYTES)
+    monkeypatch.setattr("dsec.node.output.STALLED_AFTER", 0.05)
+    harness = Harness(runtime=FakeRuntime(lambda command: Scripted(stdout=said, stderr=b"end")))
+    async with harness.open() as dsec:
+        sb = await dsec.sandboxes.create(limits=Limits(output_bytes=2 * WINDOW_BYTES))
+        p = await sb.start(["flood"])
+        unread = p.output
+        first = await anext(unread)
+        result = await asyncio.wait_for(p.wait(), 3)
+        assert (result.exit_code, result.truncated, result.dropped) == (0, True, WINDOW_BYTES)
+        read = {Stream.STDOUT: bytearray(first.data), Stream.STDERR: bytearray()}
+        async for piece in unread:  # nothing that is kept is missing, or comes twice
+            assert piece.offset == len(read[piece.stream])
+            read[piece.stream] += piece.data
+        assert read[Stream.STDOUT].startswith(result.stdout)
+        assert said.startswith(read[Stream.STDOUT])
+        assert read[Stream.STDERR] == b"end"
+
+
+async def test_a_reader_left_behind_is_handed_everything_again_once_he_has_caught_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dsec.node.output.STALLED_AFTER", 0.02)
+    piece = b"z" * WINDOW_BYTES
+    for kept in (5, 2):
+        output = Output(limit=kept * len(piece))
+        reader = output.read()
+        output.take(chunk(0, piece))
+        got = [await anext(reader)]  # type: ignore[call-overload]
+        with output.awaited():
+            assert output.take(chunk(len(piece), piece))
+            await asyncio.wait_for(output.room(), 2)
+            for number in range(2, 5):
+                assert not output.take(chunk(number * len(piece), piece))  # nobody waits for him now
+            got += [await anext(reader) for _ in range(kept - 1)]  # type: ignore[call-overload]
+            following = asyncio.ensure_future(anext(reader))  # type: ignore[call-overload]
+            await asyncio.sleep(0)
+            output.take(chunk(5 * len(piece), b"live"))
+            got.append(await asyncio.wait_for(following, 2))
+        output.finish()
+        assert [each.offset // len(piece) for each in got] == [*range(kept), 5]
+        assert got[-1].data == b"live"
+
+
+async def test_without_anybody_waiting_for_the_end_a_command_waits_for_its_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dsec.node.output.STALLED_AFTER", 0.02)
+    output = Output(limit=1 << 30)
+    reader = output.read()
+    output.take(chunk(0, b"a"))
+    await anext(reader)  # type: ignore[call-overload]
+    assert output.take(chunk(1, b"b" * WINDOW_BYTES))
+    waiting = asyncio.ensure_future(output.room())
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    with output.awaited():
+        await asyncio.wait_for(waiting, 2)
 
 
 async def test_a_late_reader_sees_what_is_kept_and_then_a_gap() -> None:

@@ -121,7 +121,8 @@ class Runner:
             return await self.ended(run, partial(self.kill, run))
         self._enter(run)
         try:
-            run.result = await self._recorded(run)
+            with run.output.awaited():
+                run.result = await self._recorded(run)
         except asyncio.CancelledError:
             run.unwanted = True
             run.task = self._work.start(self._owned(run))
@@ -135,10 +136,11 @@ class Runner:
 
     async def ended(self, run: Run, on_cancel: Callable[[], object] = ignore) -> ExecResult:
         """Wait for one that somebody else drives."""
-        if run.task is None:
-            await asyncio.shield(run.settled)
-        if run.task is not None:
-            return await settled(run.task, on_cancel)
+        with run.output.awaited():
+            if run.task is None:
+                await asyncio.shield(run.settled)
+            if run.task is not None:
+                return await settled(run.task, on_cancel)
         if run.error is not None:
             raise run.error
         assert run.result is not None

@@ -71,7 +71,11 @@ class ExecSession(ABC):
 
     @abstractmethod
     def output(self) -> AsyncIterator[Chunk]:
-        """Output from the session's first offsets on. While this is iterated and not consumed, the command waits."""
+        """Output from the session's first offsets on. While this is iterated and not consumed, the command waits.
+
+        It does not wait for ever when somebody waits for its end: a reader who then takes nothing for some seconds is
+        handed what is kept of what he missed, and offsets show what is not.
+        """
 
     @abstractmethod
     async def wait(self) -> ExecResult:
