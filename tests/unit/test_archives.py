@@ -28,7 +28,7 @@ from dsec.model.files import (
     WriteOptions,
 )
 from dsec.ports.guest import GuestFiles
-from dsec.runtimes import archives
+from dsec.runtimes import archive_down, archive_up
 from dsec.runtimes.archives import ArchiveBounds, ArchiveRefused, Transfer
 
 ME = Identity(1000, 1000)
@@ -90,7 +90,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes
 def up(*members: bytes, bounds: ArchiveBounds | None = None) -> tuple[Recorded, Transfer]:
     files = Recorded()
     stream = io.BytesIO(b"".join(members) + bytes(1024))
-    return files, asyncio.run(archives.upload_tar(files, stream, "/r", who=ME, bounds=bounds))
+    return files, asyncio.run(archive_up.upload_tar(files, stream, "/r", who=ME, bounds=bounds))
 
 
 def test_a_tar_archive_goes_up() -> None:
@@ -116,7 +116,7 @@ def test_a_tar_archive_goes_up() -> None:
 
 def test_parents_that_an_archive_does_not_name_are_made() -> None:
     files, _ = up(member("a/b/c", data=b"1"), member("a/b/d", data=b"2"))
-    kept = archives.KEEP_TIME
+    kept = archive_up.KEEP_TIME
     assert [(op.path, op.mtime_ns == kept) for op in files.ops] == [
         (b"a", True),
         (b"a/b", True),
@@ -160,7 +160,7 @@ def test_hostile_entries_are_refused(hostile: bytes) -> None:
 def test_what_is_no_archive(junk: bytes) -> None:
     files = Recorded()
     with pytest.raises(ArchiveRefused):
-        asyncio.run(archives.upload_tar(files, io.BytesIO(junk), "/r", who=ME))
+        asyncio.run(archive_up.upload_tar(files, io.BytesIO(junk), "/r", who=ME))
 
 
 def test_bombs_meet_the_bounds() -> None:
@@ -177,7 +177,7 @@ def test_a_local_directory_goes_up(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to("/etc")
     os.mkfifo(tmp_path / "fifo")
     files = Recorded()
-    report = asyncio.run(archives.upload_directory(files, tmp_path, "/r", who=ME))
+    report = asyncio.run(archive_up.upload_directory(files, tmp_path, "/r", who=ME))
     assert {(op.path, op.data) for op in files.ops} == {
         (b"d", b""),
         (b"d/e", b""),
@@ -208,7 +208,7 @@ async def stream(pieces: list[TreePiece]) -> AsyncIterator[TreePiece]:
 
 
 def down(target: Path, pieces: list[TreePiece]) -> Transfer:
-    return asyncio.run(archives.download_directory(stream(pieces), target))
+    return asyncio.run(archive_down.download_directory(stream(pieces), target))
 
 
 SAMPLE = tree(
@@ -234,7 +234,7 @@ def test_a_tree_comes_down(tmp_path: Path) -> None:
 
 def test_a_tree_becomes_a_tar_archive() -> None:
     async def main() -> bytes:
-        return b"".join([data async for data in archives.download_tar(stream(SAMPLE), report)])
+        return b"".join([data async for data in archive_down.download_tar(stream(SAMPLE), report)])
 
     report = Transfer()
     with tarfile.open(fileobj=io.BytesIO(asyncio.run(main()))) as tar:

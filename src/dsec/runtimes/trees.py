@@ -13,7 +13,7 @@ from dsec.errors import BadRequest
 from dsec.model.files import FileType, Identity, MakeDir, Transfer, WriteOptions
 from dsec.ports.guest import GuestFiles
 from dsec.ports.trees import Trees
-from dsec.runtimes import archives
+from dsec.runtimes import archive_down, archive_up, archives
 
 _PIECE: Final = 256 * 1024
 
@@ -32,7 +32,7 @@ class Archives(Trees):
         if not stat.S_ISDIR(mode):
             raise BadRequest(f"source: {str(local)!r} is neither a file nor a directory")
         await files.apply(MakeDir(path, parents=True), who=who)
-        return _told(await archives.upload_directory(files, local, path, who=who))
+        return _told(await archive_up.upload_directory(files, local, path, who=who))
 
     async def download(self, files: GuestFiles, path: str, local: Path, *, who: Identity) -> Transfer:
         """See :class:`Trees`. A directory's content goes below ``local``, which is made; a file becomes ``local``."""
@@ -41,7 +41,7 @@ class Archives(Trees):
             return await _one_file(files, path, local, who)
         with archives.local_problem("destination"):
             await asyncio.to_thread(local.mkdir, parents=True, exist_ok=True)
-        return _told(await archives.download_directory(files.tree(path, who=who), local))
+        return _told(await archive_down.download_directory(files.tree(path, who=who), local))
 
     async def unpack(
         self, files: GuestFiles, archive: AsyncIterator[bytes], path: str, *, who: Identity
@@ -52,7 +52,7 @@ class Archives(Trees):
         feeding = asyncio.ensure_future(_feed(archive, write_end))
         try:
             with os.fdopen(read_end, "rb") as stream:
-                report = await archives.upload_tar(files, stream, path, who=who)
+                report = await archive_up.upload_tar(files, stream, path, who=who)
             await feeding
         finally:
             feeding.cancel()
@@ -61,7 +61,7 @@ class Archives(Trees):
 
     def pack(self, files: GuestFiles, path: str, *, who: Identity) -> AsyncIterator[bytes]:
         """See :class:`Trees`."""
-        return archives.download_tar(files.tree(path, who=who), archives.Transfer())
+        return archive_down.download_tar(files.tree(path, who=who), archives.Transfer())
 
 
 def _told(report: archives.Transfer) -> Transfer:
