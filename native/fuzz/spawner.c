@@ -47,9 +47,8 @@ static void check(const struct plan *p, const uint8_t *data, size_t size, const 
     name(p->hostname, data, size, 63);
     name(p->writable, data, size, 127);
     within(p->directory, data, size, 4095);
-    must(p->n_layers <= LAYERS_MAX && p->n_readable <= READABLE_MAX && p->n_volumes <= VOLUMES_MAX, "counts");
+    must(p->n_layers <= LAYERS_MAX && p->n_volumes <= VOLUMES_MAX, "counts");
     for (unsigned i = 0; i < p->n_layers; i++) name(p->layers[i], data, size, 127);
-    for (unsigned i = 0; i < p->n_readable; i++) within(p->readable[i], data, size, 4095);
     must(n_fds == p->n_volumes + 1 && p->listener == fds[0], "descriptors");
     for (unsigned i = 0; i < p->n_volumes; i++) {
         within(p->volumes[i].target, data, size, 4095);
@@ -111,8 +110,6 @@ static size_t generate(uint8_t *buf) {
     uint32_t n = count(LAYERS_MAX);
     put_u32(&w, n);
     while (n--) put_text(&w, "sha256-", 80);
-    put_u32(&w, n = count(READABLE_MAX));
-    while (n--) put_text(&w, "/", 30);
     uint32_t volumes = n = count(VOLUMES_MAX);
     put_u32(&w, n);
     while (n--) {

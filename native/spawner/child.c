@@ -72,7 +72,7 @@ static struct child child_new(const struct spawner *s, uint32_t slot) {
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_DFL);
     umask(022);
-    return (struct child){.s = s, .slot = slot, .uid = slot_uid(slot), .proc = -1, .users = -1, .mounts = -1, .dev = -1, .root = -1, .writable = -1};
+    return (struct child){.s = s, .slot = slot, .uid = slot_uid(slot), .proc = -1, .ruleset = -1, .users = -1, .mounts = -1, .dev = -1, .root = -1, .writable = -1};
 }
 
 static _Noreturn void become_init(struct child *c, int report) {

@@ -60,10 +60,7 @@ struct ruleset { /* as of Landlock ABI 6; older kernels take the shorter form */
 };
 
 /* A path that does not exist here needs no rule, unless it must. Rights that only directories have are left out for files. */
-static int allow_below(int ruleset, struct span at, uint64_t access, bool must) {
-    char path[4096];
-    memcpy(path, at.p, at.n);
-    path[at.n] = 0;
+static int allow_below(int ruleset, const char *path, uint64_t access, bool must) {
     struct landlock_path_beneath_attr rule = {.allowed_access = access};
     rule.parent_fd = open(path, O_PATH | O_CLOEXEC);
     if (rule.parent_fd < 0) return must ? -1 : 0;
@@ -77,24 +74,35 @@ static int allow_below(int ruleset, struct span at, uint64_t access, bool must) 
     return r;
 }
 
-int confine_landlock(const struct plan *p) {
-    long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
-    if (abi < 1) return -1;
-    uint64_t all = FS_V1 | (abi >= 2 ? FS_REFER : 0) | (abi >= 3 ? FS_TRUNCATE : 0) | (abi >= 5 ? FS_IOCTL_DEV : 0);
-    struct ruleset rules = {.fs = all, .scoped = abi >= 6 ? 3 : 0}; /* abstract sockets and signals */
-    int ruleset = (int)syscall(SYS_landlock_create_ruleset, &rules, abi >= 6 ? sizeof rules : sizeof rules.fs, 0);
-    if (ruleset < 0) return -1;
-    for (unsigned i = 0; i < p->n_readable; i++)
-        if (allow_below(ruleset, p->readable[i], FS_READ, false)) return -1;
+/* Every right on files that this kernel can take away; 0: it cannot. */
+static uint64_t all_rights(long abi) {
+    if (abi < 1) return 0;
+    return FS_V1 | (abi >= 2 ? FS_REFER : 0) | (abi >= 3 ? FS_TRUNCATE : 0) | (abi >= 5 ? FS_IOCTL_DEV : 0);
+}
+
+static long landlock_abi(void) { return syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION); }
+
+int landlock_rules(const struct config *config) {
     static const char *const devices[] = {"/dev/null", "/dev/zero",    "/dev/full", "/dev/random",
                                           "/dev/tty",  "/dev/urandom", "/dev/ptmx", "/dev/pts"};
-    uint64_t device = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE | (all & (FS_TRUNCATE | FS_IOCTL_DEV));
-    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
-        struct span at = {.p = (const uint8_t *)devices[i], .n = (uint32_t)strlen(devices[i])};
-        if (allow_below(ruleset, at, device, false)) return -1;
-    }
-    uint64_t own = all & ~(uint64_t)(LANDLOCK_ACCESS_FS_MAKE_CHAR | LANDLOCK_ACCESS_FS_MAKE_BLOCK);
-    if (allow_below(ruleset, p->directory, own, true)) return -1;
+    long abi = landlock_abi();
+    uint64_t all = all_rights(abi), device = LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE | (all & (FS_TRUNCATE | FS_IOCTL_DEV));
+    struct ruleset rules = {.fs = all, .scoped = abi >= 6 ? 3 : 0}; /* abstract sockets and signals */
+    int ruleset = all ? (int)syscall(SYS_landlock_create_ruleset, &rules, abi >= 6 ? sizeof rules : sizeof rules.fs, 0) : -1;
+    if (ruleset < 0) return -1;
+    for (unsigned i = 0; i < config->n_readable; i++)
+        if (allow_below(ruleset, config->readable[i], FS_READ, false)) return -1;
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+        if (allow_below(ruleset, devices[i], device, false)) return -1;
+    return ruleset;
+}
+
+int landlock_enter(int ruleset, struct span directory) {
+    char path[4096];
+    uint64_t own = all_rights(landlock_abi()) & ~(uint64_t)(LANDLOCK_ACCESS_FS_MAKE_CHAR | LANDLOCK_ACCESS_FS_MAKE_BLOCK);
+    memcpy(path, directory.p, directory.n);
+    path[directory.n] = 0;
+    if (allow_below(ruleset, path, own, true)) return -1;
     if (syscall(SYS_landlock_restrict_self, ruleset, 0)) return -1;
     return close(ruleset);
 }

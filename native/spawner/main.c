@@ -1,4 +1,4 @@
-/* spawner --level container|process --state DIR --init FILE [--durable] [--uids DIR] [--cgroup SPEC]...
+/* spawner --level container|process --state DIR --init FILE [--durable] [--uids DIR] [--cgroup SPEC]... [--readable PATH]...
  *
  * Descriptor 3 is a listening SEQPACKET socket, 4 (unless --durable) a pipe whose other end its owner holds: when that
  * closes, however the owner died, everything is ended. */
@@ -57,6 +57,7 @@ static void parse(struct spawner *s, int argc, char **argv) {
         else if (!strcmp(name, "--init")) s->config.init_path = value;
         else if (!strcmp(name, "--uids")) s->config.uids = value;
         else if (!strcmp(name, "--cgroup")) cgroups_add(s, value);
+        else if (!strcmp(name, "--readable") && s->config.n_readable < READABLE_MAX) s->config.readable[s->config.n_readable++] = value;
         else die(name);
     }
     if (!s->config.state || !s->config.init_path) die("--state and --init are needed");

@@ -12,15 +12,11 @@ static bool plain_name(struct span s, size_t max) {
     return fits(s, max) && !memchr(s.p, '/', s.n) && s.p[0] != '.';
 }
 
-static bool parse_paths(struct reader *r, struct plan *p) {
+static bool parse_layers(struct reader *r, struct plan *p) {
     uint32_t n = get_u32(r);
     if (n > LAYERS_MAX) return false;
     for (p->n_layers = 0; p->n_layers < n; p->n_layers++)
         if (!plain_name(p->layers[p->n_layers] = get_bytes(r), 127)) return false;
-    n = get_u32(r);
-    if (n > READABLE_MAX) return false;
-    for (p->n_readable = 0; p->n_readable < n; p->n_readable++)
-        if (!fits(p->readable[p->n_readable] = get_bytes(r), 4095)) return false;
     return !r->bad;
 }
 
@@ -50,7 +46,7 @@ bool parse_create(struct reader *r, struct plan *p, const int *fds, unsigned n_f
     p->open_files = get_u64(r);
     p->deadline = get_u64(r);
     return plain_name(p->id, ID_MAX) && plain_name(p->hostname, 63) && plain_name(p->writable, 127) &&
-           fits(p->directory, 4095) && parse_paths(r, p) && parse_volumes(r, p, fds, n_fds) && reader_done(r);
+           fits(p->directory, 4095) && parse_layers(r, p) && parse_volumes(r, p, fds, n_fds) && reader_done(r);
 }
 
 void answer(struct spawner *s, uint32_t seq, int err, const char *text, const void *body, size_t n) {

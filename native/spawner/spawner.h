@@ -12,7 +12,7 @@
 
 #include "../common/codec.h"
 
-#define SPAWNER_VERSION 1u
+#define SPAWNER_VERSION 2u
 #define ID_MAX 63
 #define MESSAGE_MAX 65536u
 #define FDS_MAX 64
@@ -93,8 +93,6 @@ struct plan {
     unsigned n_layers;
     struct volume volumes[VOLUMES_MAX];
     unsigned n_volumes;
-    struct span readable[READABLE_MAX];
-    unsigned n_readable;
     int listener;
 };
 
@@ -124,6 +122,8 @@ struct config {
     const char *state;     /* directory, where the empty root is mounted for a moment */
     const char *init_path;
     const char *uids;      /* directory of the lock files of id blocks, or NULL */
+    const char *readable[READABLE_MAX]; /* paths that every sandbox of level `process` may read */
+    unsigned n_readable;
 };
 
 struct spawner {
@@ -239,6 +239,7 @@ struct child {
     bool attached; /* the layers, in a mount namespace that is no more */
     int users, mounts; /* namespaces: of ids; of mounts, its own */
     int proc, dev, root, writable;
+    int ruleset; /* of Landlock: everything but its own directory */
     int layers[LAYERS_MAX];
 };
 extern const struct operation container_prepare[], container_finish[], process_prepare[], process_finish[];
@@ -246,7 +247,8 @@ extern const struct operation container_prepare[], container_finish[], process_p
 /* confine.c: shared operations */
 int confine_capabilities(uint64_t keep);
 int confine_seccomp(enum level level);
-int confine_landlock(const struct plan *p);
+int landlock_rules(const struct config *config); /* a rule set, or -1 */
+int landlock_enter(int ruleset, struct span directory);
 int confine_rlimits(uint64_t open_files);
 
 /* adopt.c */

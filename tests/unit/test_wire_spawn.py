@@ -52,7 +52,6 @@ REQUESTS = st.builds(
     directory=NAMES,
     read_only=st.booleans(),
     layers=st.lists(NAMES, max_size=5).map(tuple),
-    readable=st.lists(NAMES, max_size=5).map(tuple),
     volumes=st.lists(st.tuples(NAMES, st.booleans()), max_size=5).map(tuple),
 )
 
@@ -70,7 +69,6 @@ def test_create_is_laid_out_as_documented(request: CreateRequest) -> None:
     numbers = (request.memory, request.pids, request.cpu_millis, request.open_files, request.deadline)
     assert tuple(r.number("Q") for _ in numbers) == numbers
     assert r.texts() == tuple(request.layers)
-    assert r.texts() == tuple(request.readable)
     volumes = tuple((r.text(), bool(r.number("B"))) for _ in range(r.number("I")))
     assert volumes == tuple(request.volumes)
     assert r.at == len(r.data)

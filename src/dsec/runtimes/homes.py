@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +17,8 @@ from typing import Final
 
 from dsec.model.ids import SandboxId, new_sandbox_id
 
-AHEAD: Final = 4
+AHEAD: Final = 8
+BREATH: Final = 0.004  # seconds: whoever took one is about to make a sandbox, and both need the interpreter
 PROMISED: Final = 64  # ids that were told and not used yet; older ones lose their directory
 
 
@@ -83,6 +85,11 @@ class Homes:
 
     def _work(self) -> None:
         while self._orders.get():
+            enough = len(self._ready) > AHEAD // 2 and len(self._promised) <= PROMISED
+            if enough or not self._orders.empty():
+                continue
+            if self._ready:
+                time.sleep(BREATH)
             with suppress(OSError):  # a full disk is told to who needs a directory
                 while len(self._promised) > PROMISED:
                     remove_tree(self.path(self._promised.popleft()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -71,7 +72,7 @@ class ProcessRuntime(SpawnedRuntime):
     def __init__(
         self, config: SpawnerConfig, hierarchies: tuple[Hierarchy, ...], *, on_ended: OnEnded, homes: Path
     ) -> None:
-        super().__init__(config, hierarchies, on_ended, self._no_disk)
+        super().__init__(replace(config, readable=READABLE), hierarchies, on_ended, self._no_disk)
         root = os.geteuid() == 0
         private = {Flag.PRIVATE_UID} if root else set()
         self.flags = base_flags(flags(hierarchies) | {Flag.NO_SOCKETS} | private)
@@ -116,7 +117,6 @@ class ProcessRuntime(SpawnedRuntime):
             open_files=plan.limits.open_files,
             deadline=int(plan.deadline * 1e9),
             directory=str(home),
-            readable=READABLE,
         )
         return request, []
 

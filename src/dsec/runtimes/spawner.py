@@ -41,6 +41,7 @@ class SpawnerConfig:
         sockets: where inits listen, likewise private; best in memory (a socket file a sandbox).
         programs: the directory of the built programs ``spawner`` and ``init``.
         cgroups: arguments for ``--cgroup``. uids: directory of the machine-wide locks of id blocks, or None.
+        readable: host paths that every sandbox of level ``process`` may read.
     """
 
     level: Level
@@ -50,6 +51,7 @@ class SpawnerConfig:
     durable: bool
     cgroups: Sequence[str] = ()
     uids: Path | None = None
+    readable: Sequence[str] = ()
 
     def arguments(self) -> list[str]:
         """Its command line."""
@@ -59,6 +61,8 @@ class SpawnerConfig:
         found += ["--uids", str(self.uids)] if self.uids else []
         for group in self.cgroups:
             found += ["--cgroup", group]
+        for path in self.readable:
+            found += ["--readable", path]
         return found
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from dsec.errors import ProtocolError
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_MESSAGE: Final = 65536
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -46,7 +46,7 @@ class CreateRequest:
 
     Attributes:
         writable: name of the writable layer below the tree ``rw``. layers: names of attached trees, topmost first.
-        directory: the sandbox's own directory (level ``process``). readable: host paths it may read (level ``process``).
+        directory: the sandbox's own directory (level ``process``).
         volumes: target and read-only. memory: bytes. deadline: CLOCK_BOOTTIME ns, 0 = none.
     """
 
@@ -61,7 +61,6 @@ class CreateRequest:
     directory: str = "/"
     read_only: bool = False
     layers: Sequence[str] = ()
-    readable: Sequence[str] = ()
     volumes: Sequence[tuple[str, bool]] = ()
 
     def encode(self) -> bytes:
@@ -70,7 +69,6 @@ class CreateRequest:
         numbers = (self.memory, self.pids, self.cpu_millis, self.open_files, self.deadline)
         parts.append(_NUMBERS.pack(self.read_only, *numbers))
         parts.append(_list(self.layers))
-        parts.append(_list(self.readable))
         parts.append(_U32.pack(len(self.volumes)))
         parts += [_bytes(target) + bytes([read_only]) for target, read_only in self.volumes]
         return b"".join(parts)
