@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -226,7 +227,7 @@ def test_a_full_disk_below_our_output(cli: Cli) -> None:
     with open("/dev/full", "wb") as full, cli.start("run", "--", "echo", "hi", stdout=full) as process:
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert err == b"dsec: No space left on device\n"
+    assert err.startswith(b"dsec: No space left on device: standard output\n      hint: ")
 
 
 # --- run: signals
@@ -419,7 +420,12 @@ def test_inspect_tells_figures_and_guarantees(cli: Cli, sandbox: str) -> None:
     assert "pid_namespace" in found["flags"]
     assert found["metrics"]["memory_bytes"] > 0
     assert found["limits"]["memory_mib"] == 512
-    assert f"id: {sandbox}" in cli.ok("inspect", sandbox)
+    assert isinstance(found["created_at"], float)
+    shown = dict(line.split(": ", 1) for line in cli.ok("inspect", sandbox).splitlines())
+    assert shown["id"] == sandbox
+    created = datetime.fromisoformat(shown["created_at"])
+    assert created == datetime.fromtimestamp(int(found["created_at"]), UTC)
+    assert shown["ended_at"] == shown["expires_at"] == "-"
 
 
 @pytest.mark.needs_root
@@ -530,6 +536,8 @@ def test_events_are_followed_until_the_end(cli: Cli) -> None:
     assert records[-1]["phase"] == "result"
     later = cli.ok("events", "--after", str(len(records) - 1), name)
     assert len(later.splitlines()) == 1
+    assert {one["actor"] for one in records} == {"local"}
+    assert all(line.split()[4] == "local" for line in cli.ok("events", name).splitlines())
 
 
 # --- cp
@@ -575,10 +583,38 @@ def test_copies_that_cannot_be(cli: Cli, sandbox: str, tmp_path: Path) -> None:
     assert cli("cp", "a", "b").returncode == 2
     assert cli("cp", f"{sandbox}:a", f"{sandbox}:b").returncode == 2
     assert cli("cp", f"{sandbox}:", str(tmp_path)).returncode == 2
+    done = cli("cp", f"{sandbox}:/etc/passwd", "-")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"-- cat /etc/passwd" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.needs_root
+def test_an_archive_that_nobody_takes(cli: Cli, sandbox: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "wb") as full, open(writer, "wb") as pipe:
+        for stream, code in ((pipe, 141), (full, 1)):
+            with cli.start("cp", f"{sandbox}:/etc", "-", stdout=stream) as process:
+                _, err = process.communicate(timeout=PATIENCE)
+            assert process.returncode == code, err
+            assert b"Traceback" not in err
+    packed = [line for line in cli.ok("events", sandbox).splitlines() if "files.pack" in line]
+    assert len(packed) == 2  # also what was not taken to its end is recorded
+
+
 # --- audit
+
+
+@pytest.mark.needs_root
+def test_a_chain_that_is_not_there(cli: Cli, sandbox: str) -> None:
+    assert cli.ok("audit", "log", sandbox)
+    assert cli("audit", "log", "engine").returncode == 0
+    for wrong in (new_sandbox_id(), "nosuch", ""):
+        done = cli("audit", "log", wrong)
+        assert (done.returncode, done.stdout) == (4, b"")
+        assert b"there is no chain" in done.stderr
+        assert b"hint: " in done.stderr
 
 
 @pytest.mark.needs_root
@@ -657,11 +693,12 @@ def test_bench_measures(cli: Cli) -> None:
     [
         (["run"], 2, "CMD"),
         (["run", "--level", "vm", "--", "true"], 2, "choose one of"),
-        (["run", "--memory", "1", "--", "true"], 2, "limits.memory_mib"),
+        (["run", "-v", "/usr:/x", "-v", "/etc:/x/y", "--", "true"], 2, "/usr:/x and /etc:/x/y"),
+        (["run", "--memory", "1", "--", "true"], 2, "--memory: 1 "),
         (["run", "-v", "x", "--", "true"], 2, "SOURCE:TARGET"),
         (["run", "-t", "nosuch", "--", "true"], 4, "no template"),
-        (["run", "--level", "process", "-u", "root", "--", "true"], 69, "user"),
-        (["run", "--level", "process", "-v", "/usr:/x", "--", "true"], 69, "volumes"),
+        (["run", "--level", "process", "-u", "root", "--", "true"], 69, "--user"),
+        (["run", "--level", "process", "-v", "/usr:/x", "--", "true"], 69, "use --level container"),
         (["create", "--ttl", "-1"], 2, "ttl"),
         (["rm", "sb-x"], 2, "not a sandbox id"),
         (["inspect", "x"], 2, "not a sandbox id"),
@@ -670,6 +707,7 @@ def test_bench_measures(cli: Cli) -> None:
         (["inspect", new_sandbox_id()], 4, "there is no sandbox"),
         (["events", new_sandbox_id()], 4, "there is no sandbox"),
         (["ps", new_sandbox_id()], 4, "there is no sandbox"),
+        (["ps", "--problems", new_sandbox_id()], 4, "there is no sandbox"),
         (["pause", new_sandbox_id()], 4, "there is no sandbox"),
         (["cp", "/etc/hostname", f"{new_sandbox_id()}:x"], 4, "there is no sandbox"),
     ],
@@ -682,6 +720,7 @@ def test_errors_have_a_code_and_words(cli: Cli, arguments: list[str], code: int,
     assert b"Traceback" not in done.stderr
     if not done.stderr.startswith(b"Usage:"):
         assert done.stderr.startswith(b"dsec: ")
+        assert b"\n      hint: " in done.stderr
 
 
 def test_where_there_never_was_an_engine(tmp_path: Path) -> None:
@@ -690,6 +729,17 @@ def test_where_there_never_was_an_engine(tmp_path: Path) -> None:
     assert empty("events", new_sandbox_id()).returncode == 4
     assert empty.ok("gc") == "nothing to remove\n"
     assert not (tmp_path / "home" / "engine").exists()
+
+
+def test_a_home_that_is_no_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    wrong = Cli(tmp_path)
+    wrong.env["DSEC_HOME"] = str(file)
+    for arguments in (["run", "true"], ["ls"], ["events", new_sandbox_id()], ["gc"]):
+        done = wrong(*arguments)
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert b"$DSEC_HOME" in done.stderr
 
 
 def test_errors_under_json_print_no_json(cli: Cli) -> None:

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from dsec.cli import copying, options, output
+from dsec.cli import copying, options, output, session
 from dsec.cli.main import main
-from dsec.errors import BadRequest, Unsupported
-from dsec.model.ids import new_sandbox_id
+from dsec.cli.records import record_line
+from dsec.cli.sandboxes import readable
+from dsec.errors import BadRequest, Busy, Conflict, NotFound, Unsupported
+from dsec.model.ids import new_exec_id, new_sandbox_id
+from dsec.model.journal import Phase, Record
 from dsec.model.sandbox import Limits, Volume
 
 
@@ -42,6 +45,91 @@ def test_networks_there_are_not() -> None:
     options.check_net("none")
     with pytest.raises(Unsupported, match="no network 'host'"):
         options.check_net("host")
+
+
+def test_templates_there_are_not() -> None:
+    options.check_template("base")
+    for wrong in ("system", "", "Base"):
+        with pytest.raises(NotFound, match="there is no template") as caught:
+            options.check_template(wrong)
+        assert "templates there are: base" in caught.value.hint
+        assert caught.value.facts == {"template": wrong}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["/a:/x", "/b:/x/y"], ("/a:/x", "/b:/x/y")),
+        (["/b:/x/y:ro", "/a:/x/"], ("/b:/x/y:ro", "/a:/x")),
+        (["/a:/x", "/c:/z", "/b:/x"], ("/a:/x", "/b:/x")),
+        (["/a:/x", "/b:/./x/y/../y"], None),
+    ],
+)
+def test_volumes_within_one_another_are_refused(given: list[str], named: tuple[str, str] | None) -> None:
+    with pytest.raises(BadRequest) as caught:
+        options.volumes(given)
+    if named is not None:
+        assert all(one in caught.value.message for one in named)
+        assert caught.value.hint
+
+
+def test_volumes_beside_one_another() -> None:
+    found = options.volumes(["/a:/x", "/b:/xy", "/c:/x-/y:ro"])
+    assert [one.target for one in found] == ["/x", "/xy", "/x-/y"]
+    assert options.volumes(None) == ()
+
+
+def test_moments_are_iso_8601() -> None:
+    assert output.moment(0.0) == "-"
+    assert output.moment(1.5) == "1970-01-01T00:00:01Z"
+    assert output.moment(1796051938.2595, milliseconds=True) == "2026-11-30T15:18:58.259Z"
+
+
+def test_what_people_read_has_no_seconds_since_the_epoch() -> None:
+    shown = readable({"id": "x", "created_at": 1.0, "ended_at": 0.0, "idle": 5.0})
+    assert shown == {"id": "x", "created_at": "1970-01-01T00:00:01Z", "ended_at": "-", "idle": 5.0}
+
+
+def test_a_record_for_people_tells_who_acted() -> None:
+    command = new_exec_id()
+    record = Record(
+        chain=new_sandbox_id(),
+        seq=7,
+        at=1.0,
+        act="exec",
+        phase=Phase.INTENT,
+        ref=command,
+        actor="reaper",
+        payload={"argv": ["true"]},
+        digest="",
+    )
+    words = record_line(record).split()
+    assert words[:6] == ["1970-01-01T00:00:01.000Z", "7", "exec", "intent", "reaper", command]
+
+
+def test_an_engine_that_somebody_else_has_is_busy() -> None:
+    with pytest.raises(Busy, match="another command"), session.taken():
+        raise Conflict("/x is in use by another engine", home="/x")
+    with pytest.raises(Conflict), session.taken():
+        raise Conflict("something else")
+
+
+def test_long_messages_are_cut(capfd: pytest.CaptureFixture[str]) -> None:
+    output.complain("x" * 100_000 + "end", "h" * 100_000)
+    said = capfd.readouterr().err
+    assert len(said) < 3000
+    assert "end\n" in said
+
+
+def test_a_failing_stream_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setitem(output._STREAMS, full, "standard output")
+    try:
+        with pytest.raises(OSError, match="No space left") as caught:
+            output.write_all(full, b"x")
+    finally:
+        os.close(full)
+    assert caught.value.filename == "standard output"
 
 
 def test_leading_dashes_are_no_part_of_the_command() -> None:
@@ -111,7 +199,7 @@ def test_an_error_is_a_message_a_hint_and_an_exit_code(capfd: pytest.CaptureFixt
     said = capfd.readouterr()
     assert caught.value.code == 69
     assert said.out == ""
-    assert said.err.startswith("dsec: net: there is no network 'host'\n      hint: ")
+    assert said.err.startswith("dsec: --net: there is no network 'host'\n      hint: ")
     assert "Traceback" not in said.err
 
 
@@ -128,7 +216,18 @@ def test_debug_shows_where_it_came_from(capfd: pytest.CaptureFixture[str]) -> No
         (["run", "--"], 2, "CMD"),
         (["run", "--nosuch", "--", "true"], 2, "--nosuch"),
         (["run", "--memory", "x", "--", "true"], 2, "--memory"),
-        (["run", "--timeout", "-1", "--", "true"], 2, "timeout"),
+        (["run", "--timeout", "-1", "--", "true"], 2, "--timeout: -1"),
+        (["run", "--cpus", "nan", "--", "true"], 2, "--cpus"),
+        (["run", "--memory", "1", "--", "true"], 2, "--memory: 1 "),
+        (["run", "-v", "/a:/x", "-v", "/b:/x/y", "--", "true"], 2, "/a:/x and /b:/x/y"),
+        (["run", "-v", "x", "--", "true"], 2, "--volume"),
+        (["run", "-t", "system", "--", "true"], 4, "templates there are: base"),
+        (["exec", "sb-x", "--timeout", "5", "true"], 2, "before the ID"),
+        (["exec", "-d", "--tty", "sb-x", "true"], 2, "--tty: not with"),
+        (["exec", "-d", "-i", "sb-x", "true"], 2, "--interactive: not with"),
+        (["exec", "-d", "--scratch", "sb-x", "true"], 2, "choose one"),
+        (["ps", "--problems", "--all"], 2, "choose one"),
+        (["ps", "--problems", "x"], 2, "not a sandbox id"),
         (["run", "-e", "x", "--", "true"], 2, "NAME=VALUE"),
         (["ls", "--state", "odd"], 2, "choose from"),
         (["rm"], 2, "--all"),
@@ -144,3 +243,4 @@ def test_usage_errors(arguments: list[str], code: int, words: str, capfd: pytest
     said = capfd.readouterr()
     assert (caught.value.code, said.out) == (code, "")
     assert words in said.err
+    assert "hint: " in said.err or "Try 'dsec" in said.err

@@ -90,7 +90,8 @@ async def _follow(command: AsyncExec, asked: Asked) -> int:
     result = await command.wait()
     if silent and result.exit_code in _NO_PROGRAM and not result.signal:
         complain(
-            f"exit code {result.exit_code} without a word: {_NO_PROGRAM[result.exit_code]}: {asked.argv[0]}"
+            f"exit code {result.exit_code} without a word: {_NO_PROGRAM[result.exit_code]}: {asked.argv[0]}",
+            "`command -v NAME` and `ls -la` inside show what there is",
         )
     return told(result, asked.timeout)
 
@@ -98,10 +99,10 @@ async def _follow(command: AsyncExec, asked: Asked) -> int:
 def told(result: ExecResult, timeout: float | None) -> int:
     """The exit code that a result means for us; what the code alone does not say goes to standard error."""
     if result.timed_out:
-        complain(f"the command was ended: it ran longer than {timeout or 0:g} s")
+        complain(f"the command was ended: it ran longer than {timeout or 0:g} s", "allow more with --timeout")
         return TIMEOUT
     if result.oom:
-        complain("a process was killed for memory", "allow more with --memory")
+        complain("a process was killed for memory", "--memory of `dsec run` and `dsec create` allows more")
     return result.exit_code
 
 

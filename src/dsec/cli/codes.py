@@ -6,6 +6,7 @@ from typing import Final
 
 OTHER: Final = 1
 USAGE: Final = 2
+DENIED: Final = 77
 TIMEOUT: Final = 124
 SIGNALLED: Final = 128  # and the number of the signal
 BROKEN_PIPE: Final = 141
@@ -18,8 +19,8 @@ EXIT_CODES: Final[dict[str, int]] = {
     "unsupported": 69,
     "isolation_unavailable": 69,
     "busy": 75,
-    "denied": 77,
-    "file_denied": 77,
+    "denied": DENIED,
+    "file_denied": DENIED,
     "timed_out": TIMEOUT,
 }
 """By the ``code`` of an error; every other error is 1."""

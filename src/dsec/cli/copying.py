@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ import typer
 
 from dsec.cli import options as opt
 from dsec.cli.attend import read_stdin
+from dsec.cli.codes import BROKEN_PIPE
 from dsec.cli.output import STDOUT, complain, put_json, write_all
 from dsec.cli.session import Signals, conduct, durable
 from dsec.client.aio import AsyncSandbox
+from dsec.client.requests import closed
 from dsec.errors import BadRequest, FileMissing
 from dsec.model.files import FileType, Transfer
 from dsec.model.ids import SandboxId, parse_sandbox_id
@@ -84,7 +87,9 @@ def cp(
             "SRC, DST: one of them is in a sandbox, the other is not", hint="ID:PATH names a sandbox's"
         )
     if as_json and goal.stream:
-        raise BadRequest("--json: standard output is the archive")
+        raise BadRequest(
+            "--json: standard output is the archive", hint="leave --json out, or name a file as DST"
+        )
 
     async def work(signals: Signals) -> int:
         del signals
@@ -127,12 +132,23 @@ async def _down(sandbox: AsyncSandbox, origin: Side, goal: Side, user: str) -> T
 
 
 async def _to_stdout(sandbox: AsyncSandbox, path: str, user: str) -> Transfer:
+    if (await sandbox.files.stat(path, user=user)).type is FileType.FILE:
+        raise BadRequest(
+            f"SRC: {path!r} is a file, and an archive is made of a directory",
+            hint=f"dsec exec {sandbox.id} -- cat {shlex.quote(path)}",
+            path=path,
+        )
     sys.stdout.flush()
     size = 0
     pieces = sandbox.files.pack(path, user=user)
-    async for piece in pieces:
-        size += len(piece)
-        await asyncio.to_thread(write_all, STDOUT, piece)
+    try:
+        async for piece in pieces:
+            size += len(piece)
+            await asyncio.to_thread(write_all, STDOUT, piece)
+    except BrokenPipeError:
+        raise typer.Exit(BROKEN_PIPE) from None
+    finally:
+        await closed(pieces)  # while the engine is open: it records how much was taken
     return Transfer(bytes=size)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Final
 
 import typer
@@ -115,8 +115,7 @@ def exec_(
 
         dsec exec --scratch sb-... -- rm -rf /workspace
     """
-    if detach and scratch:
-        raise BadRequest("--detach, --scratch: choose one of them")
+    _check_choice(command, detach=detach, scratch=scratch, as_json=as_json, tty=tty, interactive=interactive)
     quiet = as_json or detach or scratch
     asked = opt.asked(
         command,
@@ -138,6 +137,27 @@ def exec_(
             return await (report if as_json else attend)(found, asked, signals)
 
     conduct(work)
+
+
+def _check_choice(
+    command: Sequence[str], *, detach: bool, scratch: bool, as_json: bool, tty: bool | None, interactive: bool
+) -> None:
+    """Raises: BadRequest: options that exclude one another, or one that stands behind the id."""
+    if detach and scratch:
+        raise BadRequest(
+            "--detach, --scratch: choose one of them", hint="a throw-away copy ends with its command"
+        )
+    if tty and (detach or scratch or as_json):
+        raise BadRequest(
+            "--tty: not with --detach, --scratch or --json", hint="a terminal needs somebody who attends it"
+        )
+    if detach and interactive:
+        raise BadRequest("--interactive: not with --detach", hint="who leaves cannot pass input on")
+    if command[0].startswith("-") and command[0] != "--":
+        raise BadRequest(
+            f"CMD: {command[0]!r} looks like an option of dsec behind the ID",
+            hint="options come before the ID; a program of that name is named after --",
+        )
 
 
 async def _leave(sandbox: AsyncSandbox, asked: Asked, as_json: bool) -> int:
@@ -210,12 +230,18 @@ def ps(
         dsec ps --problems
     """
 
+    if problems and every:
+        raise BadRequest("--problems, --all: choose one of them", hint="--all is for ended commands")
+    wanted = None if sandbox is None else parse_sandbox_id(sandbox)
+
     async def work(signals: Signals) -> int:
         del signals
         if problems:
             async with durable() as engine:
-                return _show_problems(await engine.problems(), as_json)
-        wanted = None if sandbox is None else parse_sandbox_id(sandbox)
+                if wanted is not None:
+                    await engine.sandboxes.get(wanted)
+                found = await engine.problems()
+            return _show_problems([one for one in found if wanted in (None, one.sandbox)], as_json)
         _show_execs(await _listed(wanted, every), as_json)
         return 0
 
@@ -274,7 +300,7 @@ def _show_execs(found: Listed, as_json: bool) -> None:
     return put_table(("EXEC", "SANDBOX", "PID", "AGE", "STATE", "COMMAND"), rows)
 
 
-def _show_problems(found: tuple[Problem, ...], as_json: bool) -> int:
+def _show_problems(found: Sequence[Problem], as_json: bool) -> int:
     """1 when there are any."""
     if as_json:
         put_json(found)

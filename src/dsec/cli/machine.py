@@ -11,7 +11,7 @@ import typer
 
 from dsec.cli import options as opt
 from dsec.cli.output import printable, put, put_json, put_table
-from dsec.cli.session import Signals, conduct, engine_home, private
+from dsec.cli.session import Signals, conduct, engine_home, private, taken
 from dsec.client.aio import AsyncDsec as Client
 from dsec.client.aio import AsyncSandbox
 from dsec.model.health import Layer, Report, Verdict
@@ -87,7 +87,8 @@ def gc(as_json: opt.AsJson = False) -> None:
 
     async def work(signals: Signals) -> int:
         del signals
-        done = await collect(engine_home())
+        with taken():
+            done = await collect(engine_home())
         if as_json:
             put_json(done)
         else:

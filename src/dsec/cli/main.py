@@ -5,6 +5,7 @@ Only the module of the command that is named is loaded; the others stand in with
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -15,7 +16,8 @@ from typing import Annotated, Final
 
 import typer
 
-from dsec.cli.codes import OTHER, exit_code
+import dsec
+from dsec.cli.codes import BROKEN_PIPE, DENIED, OTHER, exit_code
 from dsec.cli.output import complain, complain_of, put
 from dsec.errors import DsecError
 
@@ -62,7 +64,7 @@ def build(names: Sequence[str], switches: Switches) -> typer.Typer:
     )
 
     @app.callback(epilog=_EPILOG)
-    def dsec(
+    def options(
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and what goes on.")] = False,
         show_version: Annotated[
             bool,
@@ -88,8 +90,7 @@ def build(names: Sequence[str], switches: Switches) -> typer.Typer:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        metadata = import_module("importlib.metadata")  # slow to load, and needed for nothing else
-        put(f"dsec {metadata.version('dsec-engine')}\n")
+        put(f"dsec {dsec.__version__}\n")
         raise typer.Exit
 
 
@@ -120,24 +121,41 @@ def _have_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
+def _complain_of_file(error: OSError) -> None:
+    where = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+    if isinstance(error, PermissionError):
+        hint = "run as root, or as the user whose file it is"
+    elif error.errno == errno.ENOSPC:
+        hint = "make room there; what was written is incomplete"
+    else:
+        hint = "`dsec --debug ...` shows where it came from"
+    complain(f"{error.strerror or error}{where}", hint)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave."""
     _have_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     switches = Switches()
+    command = next((word for word in words if word in COMMANDS), "")
+    ours = sys.stdout
     logging.basicConfig(format="dsec: %(message)s", level=logging.WARNING)
     try:
         build(words, switches)(words, prog_name="dsec")
     except DsecError as error:
         if switches.debug:
             traceback.print_exc()
-        complain_of(error)
+        complain_of(error, command)
         sys.exit(exit_code(error.code))
     except OSError as error:  # of our own streams, or of a local file
         if switches.debug:
             raise
-        complain(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
-        sys.exit(OTHER)
+        _complain_of_file(error)
+        sys.exit(DENIED if isinstance(error, PermissionError) else OTHER)
+    except SystemExit:
+        if sys.stdout is not ours:  # typer put another in its place: who read the help has gone
+            sys.exit(BROKEN_PIPE)
+        raise
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

@@ -9,14 +9,21 @@ import typer
 
 from dsec.cli.attend import Asked
 from dsec.cli.output import STDIN, STDOUT, is_tty
-from dsec.errors import BadRequest, Unsupported
-from dsec.model.sandbox import Limits
+from dsec.client.requests import BASE, volume_of
+from dsec.errors import BadRequest, NotFound, Unsupported
+from dsec.model.sandbox import Limits, Volume
 
 _WHAT = "Sandbox"
 _HOW = "Command"
 
 Template = Annotated[
-    str, typer.Option("--template", "-t", help="Template to start from.", rich_help_panel=_WHAT)
+    str,
+    typer.Option(
+        "--template",
+        "-t",
+        help="Template to start from: base, whose image is `system`.",
+        rich_help_panel=_WHAT,
+    ),
 ]
 LevelName = Annotated[
     str, typer.Option("--level", help="Isolation: container or process.", rich_help_panel=_WHAT)
@@ -87,7 +94,9 @@ def pairs(field: str, given: Sequence[str] | None) -> dict[str, str]:
     for one in given or ():
         name, equals, value = one.partition("=")
         if not name or not equals:
-            raise BadRequest(f"{field}: {one!r} is not NAME=VALUE")
+            raise BadRequest(
+                f"{field}: {one!r} is not NAME=VALUE", hint="such as --env LANG=C or --label team=blue"
+            )
         found[name] = value
     return found
 
@@ -98,9 +107,53 @@ def limits(memory: int | None, cpus: float | None, pids: int | None, disk: int |
     chosen = {name: value for name, value in given.items() if value is not None}
     if cpus is not None:
         if not 0.01 <= cpus <= 1024:
-            raise BadRequest(f"cpus: {cpus!r} is not a number from 0.01 to 1024")
+            raise BadRequest(
+                f"cpus: {cpus!r} is not a number from 0.01 to 1024", hint="--cpus 0.5 is half of one CPU"
+            )
         chosen["cpu_millis"] = round(cpus * 1000)
     return Limits(**chosen)
+
+
+def check_template(name: str) -> None:
+    """Raises: NotFound."""
+    if name != BASE:
+        raise NotFound(
+            f"template: there is no template {name!r}",
+            hint=f"templates there are: {BASE} (its image is 'system': the system of this machine)",
+            template=name,
+        )
+
+
+def volumes(given: Sequence[str] | None) -> tuple[Volume, ...]:
+    """``SOURCE:TARGET[:ro]`` each.
+
+    One below another is refused: its place would have to be made in the other's directory of this machine, and which of
+    them shows would depend on their order.
+
+    Raises: BadRequest.
+    """
+    found: list[Volume] = []
+    for text in given or ():
+        volume = volume_of(text)
+        other = next((one for one in found if _overlap(one.target, volume.target)), None)
+        if other is not None:
+            raise BadRequest(
+                f"volume: {shown(other)} and {shown(volume)} lie in one another",
+                hint="give each a place of its own, or show one directory that holds both",
+                targets=[other.target, volume.target],
+            )
+        found.append(volume)
+    return tuple(found)
+
+
+def shown(volume: Volume) -> str:
+    """A volume as it is written."""
+    return f"{volume.source}:{volume.target}{':ro' if volume.read_only else ''}"
+
+
+def _overlap(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    return long == short or long.startswith(f"{short}/")
 
 
 def check_net(net: str) -> None:
@@ -128,9 +181,11 @@ def asked(
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
-        raise BadRequest("CMD: there is no command", hint="dsec run -- echo hi")
+        raise BadRequest("CMD: there is no command", hint="it comes last: dsec run -- echo hi")
     if timeout is not None and timeout <= 0:
-        raise BadRequest(f"timeout: {timeout:g} is not above 0 seconds")
+        raise BadRequest(
+            f"timeout: {timeout:g} is not above 0 seconds", hint="leave it out for no limit of time"
+        )
     terminal = is_tty(STDIN) and is_tty(STDOUT) if tty is None else tty
     stdin = terminal or interactive or not is_tty(STDIN)
     return Asked(argv=words, env=env, cwd=cwd, user=user, timeout=timeout, tty=terminal, stdin=stdin)

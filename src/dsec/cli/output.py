@@ -9,6 +9,7 @@ import select
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 import typer
 
 from dsec.cli.codes import BROKEN_PIPE
+from dsec.cli.wording import worded
 from dsec.errors import DsecError
 
 STDIN: Final = 0
@@ -23,6 +25,8 @@ STDOUT: Final = 1
 STDERR: Final = 2
 _GAP: Final = "  "
 _WRITE: Final = 1 << 16
+_STREAMS: Final = {STDOUT: "standard output", STDERR: "standard error"}
+_SHOWN: Final = 1000  # characters of a message: what it quotes may be of any size
 
 
 def is_tty(fd: int) -> bool:
@@ -66,13 +70,16 @@ def text_of(data: bytes) -> dict[str, str]:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """All of ``data``, also to a descriptor that does not block.  Raises: OSError."""
+    """All of ``data``, also to a descriptor that does not block.  Raises: OSError: it names the stream."""
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(fd, view[:_WRITE]) :]
         except BlockingIOError:
             select.select([], [fd], [])
+        except OSError as error:
+            error.filename = _STREAMS.get(fd)
+            raise
 
 
 def put(text: str) -> None:
@@ -114,9 +121,9 @@ def printable(text: str) -> str:
 
 def complain(message: str, hint: str = "") -> None:
     """``dsec: message`` on standard error, the hint on a line of its own."""
-    lines = [f"dsec: {printable(message)}"]
+    lines = [f"dsec: {_short(printable(message))}"]
     if hint:
-        lines.append(f"      hint: {printable(hint)}")
+        lines.append(f"      hint: {_short(printable(hint))}")
     try:
         write_all(STDERR, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
@@ -128,9 +135,21 @@ def note(message: str) -> None:
     complain(message)
 
 
-def complain_of(error: DsecError) -> None:
-    """An error of ours."""
-    complain(error.message, error.hint)
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}"
+
+
+def complain_of(error: DsecError, command: str = "") -> None:
+    """An error of ours, in the words of the command line."""
+    complain(*worded(error, command))
+
+
+def moment(seconds: float, *, milliseconds: bool = False) -> str:
+    """A time in seconds since the epoch for people: ISO 8601, UTC; "-" for none."""
+    if not seconds:
+        return "-"
+    at = datetime.fromtimestamp(seconds, UTC)
+    return at.isoformat(timespec="milliseconds" if milliseconds else "seconds").replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:

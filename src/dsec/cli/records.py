@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
 
 from dsec.cli import options as opt
-from dsec.cli.output import plain, printable, put, put_json, put_json_line
+from dsec.cli.output import moment, plain, printable, put, put_json, put_json_line
 from dsec.cli.session import Signals, conduct, engine_home
+from dsec.errors import NotFound
 from dsec.model.ids import parse_sandbox_id
 from dsec.model.journal import Record
 from dsec.model.sandbox import State
+from dsec.stores.retention import ENGINE
 from dsec.wiring import journal_reader, verify_journal
 
 app = typer.Typer()
@@ -43,11 +44,11 @@ def record_json(record: Record) -> dict[str, object]:
 
 
 def record_line(record: Record) -> str:
-    """A record for people, on one line."""
-    at = datetime.fromtimestamp(record.at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    """A record for people, on one line: when, number, what, phase, by whom, which command, facts."""
+    at = moment(record.at, milliseconds=True)
     facts = json.dumps(plain(record.payload), ensure_ascii=False)
-    words = f"{at} {record.seq:>5} {record.act:<18} {record.phase.value:<6} {record.ref or '-'} {facts}"
-    return printable(words) + "\n"
+    what = f"{record.act:<18} {record.phase.value:<6} {record.actor or '-':<8}"
+    return printable(f"{at} {record.seq:>5} {what} {record.ref or '-'} {facts}") + "\n"
 
 
 @app.command()
@@ -144,10 +145,24 @@ def audit_log(
     """
     show = _shower(as_json)
     with journal_reader(engine_home()) as reader:
-        for name in reader.chains() if chain is None else (chain,):
+        for name in _chains(reader.chains(), chain):
             if chain is None and not as_json:
                 put(f"# {printable(name)}\n")
             seq = after
             while records := reader.records(name, after=seq, limit=_PAGE):
                 seq = records[-1].seq
                 show(records)
+
+
+def _chains(have: tuple[str, ...], wanted: str | None) -> tuple[str, ...]:
+    """All, or the one that is wanted.  Raises: NotFound."""
+    if wanted is None:
+        return have
+    if wanted != ENGINE and wanted not in have:  # an engine that did nothing yet has no records, but a chain
+        raise NotFound(
+            f"there is no chain {wanted!r} in the journal",
+            hint=f"a chain is {ENGINE!r} or the id of a sandbox: `dsec ls --all -q` lists those",
+            chain=wanted,
+            chains=len(have),
+        )
+    return (wanted,)

@@ -46,7 +46,9 @@ def run(
 
         tar c . | dsec run -- tar x -v
     """
+    opt.check_template(template)
     opt.check_net(net)
+    volumes = opt.volumes(volume)
     limits = opt.limits(memory, cpus, pids, disk)
     asked = opt.asked(
         command,
@@ -63,7 +65,7 @@ def run(
     async def work(signals: Signals) -> int:
         async with private() as engine:
             sandbox = await engine.sandboxes.create(
-                template, level=level, limits=limits, read_only=read_only, volumes=volume or ()
+                template, level=level, limits=limits, read_only=read_only, volumes=volumes
             )
             async with sandbox:
                 return await (report if as_json else attend)(sandbox, asked, signals)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated
 
 import typer
 
 from dsec.cli import options as opt
 from dsec.cli.codes import exit_code
-from dsec.cli.output import complain_of, duration, plain, put, put_json, put_table
+from dsec.cli.output import complain_of, duration, moment, plain, printable, put, put_json, put_table
 from dsec.cli.session import GLANCE, Signals, announce_build, conduct, durable, engine_home
+from dsec.cli.wording import worded
 from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.errors import BadRequest, Busy, DsecError
 from dsec.model.ids import SandboxId, parse_sandbox_id
@@ -76,7 +77,9 @@ def create(
 
         dsec create --memory 256 --label team=blue --json
     """
+    opt.check_template(template)
     opt.check_net(net)
+    volumes = opt.volumes(volume)
     limits = opt.limits(memory, cpus, pids, disk)
     variables, labels = opt.pairs("env", env), opt.pairs("label", label)
 
@@ -93,7 +96,7 @@ def create(
                 limits=limits,
                 read_only=read_only,
                 env=variables,
-                volumes=volume or (),
+                volumes=volumes,
                 labels=labels,
             )
         if as_json:
@@ -162,8 +165,11 @@ def _states(given: Sequence[str] | None, every: bool) -> tuple[State, ...]:
     """Raises: BadRequest."""
     try:
         return tuple(State(one) for one in given or (tuple(State) if every else ()))
-    except ValueError as error:
-        raise BadRequest(f"state: {error}", hint=f"choose from {', '.join(State)}") from None
+    except ValueError:
+        wrong = next(one for one in given or () if one not in tuple(State))
+        raise BadRequest(
+            f"state: there is no state {wrong!r}", hint=f"choose from {', '.join(State)}", state=wrong
+        ) from None
 
 
 def _show(infos: Sequence[SandboxInfo]) -> None:
@@ -187,6 +193,8 @@ def _show(infos: Sequence[SandboxInfo]) -> None:
 def inspect(sandbox: opt.SandboxIdText, as_json: opt.AsJson = False) -> None:
     """Show what is known of a sandbox: its state, limits, figures, and what its level guarantees.
 
+    Times are ISO 8601 in UTC; with --json they are numbers, seconds since the epoch.
+
     Examples:
 
         dsec inspect sb-...
@@ -200,10 +208,20 @@ def inspect(sandbox: opt.SandboxIdText, as_json: opt.AsJson = False) -> None:
         if as_json:
             put_json(document)
         else:
-            put("".join(f"{name}: {_words(value)}\n" for name, value in document.items()))
+            put(
+                "".join(f"{name}: {printable(_words(value))}\n" for name, value in readable(document).items())
+            )
         return 0
 
     conduct(work)
+
+
+def readable(document: Mapping[str, object]) -> dict[str, object]:
+    """The same with moments for people: seconds since the epoch are for programs, which read ``--json``."""
+    return {
+        name: moment(value) if name.endswith("_at") and isinstance(value, int | float) else value
+        for name, value in document.items()
+    }
 
 
 async def _inspected(id: SandboxId) -> dict[str, object]:
@@ -278,7 +296,7 @@ def rm(
         dsec rm --all
     """
     if bool(sandboxes) == every:
-        raise BadRequest("ID: name sandboxes, or say --all", hint="dsec ls lists them")
+        raise BadRequest("ID: name sandboxes, or say --all, not both", hint="`dsec ls` lists them")
     _each(sandboxes, _remove, as_json)
 
 
@@ -296,7 +314,7 @@ def _each(ids: Sequence[str] | None, act: Callable[[AsyncSandbox], Awaitable[Non
             wanted = list(dict.fromkeys(ids)) if ids else [info.id for info in await engine.sandboxes.list()]
             for one in wanted:
                 error = await _tried(engine, one, act)
-                done.append({"id": one, "error": error and {"code": error.code, "message": error.message}})
+                done.append({"id": one, "error": error and {"code": error.code, "message": worded(error)[0]}})
                 if error is not None:
                     complain_of(error)
                     codes.append(exit_code(error.code))

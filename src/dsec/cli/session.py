@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -16,7 +17,7 @@ import uvloop
 from dsec.cli.codes import SIGNALLED
 from dsec.cli.output import STDERR, is_tty, note
 from dsec.client.aio import AsyncDsec as Client
-from dsec.errors import Busy, Conflict
+from dsec.errors import BadRequest, Busy, Conflict, Denied
 from dsec.model.sandbox import Level
 from dsec.wiring import AsyncDsec, Settings, default_home
 
@@ -91,35 +92,62 @@ def conduct(work: Callable[[Signals], Coroutine[Any, Any, int]]) -> None:
 
 
 def engine_home() -> Path:
-    """The state directory of the engine that lasting sandboxes belong to."""
-    return default_home() / "engine"
+    """The state directory of the engine that lasting sandboxes belong to.  Raises: BadRequest, Denied."""
+    return _home() / "engine"
+
+
+def _home() -> Path:
+    """What everything of ours is below.  Raises: BadRequest: it is no directory. Denied: it is somebody else's."""
+    home = default_home()
+    try:
+        if home.exists() and not home.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if home.is_dir() and not os.access(home, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        kind = Denied if isinstance(error, PermissionError) else BadRequest
+        raise kind(
+            f"home: {home}: {error.strerror}",
+            hint="let $DSEC_HOME name a directory of yours, or one that can be made",
+            home=str(home),
+        ) from error
+    return home
 
 
 def announce_build(level: str) -> None:
     """Tell a person at a terminal why the first sandbox takes some seconds."""
-    built = default_home() / "store" / "names" / "system"
+    built = _home() / "store" / "names" / "system"
     if level == Level.CONTAINER and not built.exists() and os.geteuid() == 0 and is_tty(STDERR):
         note("the base image is built first, once: some seconds")
 
 
 def private(pool: int = 0) -> Client:
     """An engine whose sandboxes end with it: one at a time, so that nothing is made ahead unless asked for."""
+    _home()  # images are kept there
     return AsyncDsec(settings=Settings(shelf=1 + pool, pool=pool))
 
 
-@contextlib.asynccontextmanager
-async def durable(wait: float = WAIT) -> AsyncIterator[Client]:
-    """The engine of lasting sandboxes.  Raises: Busy: another command has had it for ``wait`` seconds."""
-    client = AsyncDsec(engine_home(), settings=Settings(wait=wait, shelf=1, pool=0))
+@contextlib.contextmanager
+def taken() -> Iterator[None]:
+    """An engine that somebody else has is busy: later it will be free.  Raises: Busy."""
     try:
-        await client.open()
+        yield
     except Conflict as error:
         if "home" not in error.facts:
             raise
         raise Busy(
             f"another command or engine uses {engine_home()}",
             hint="wait until it has ended; `dsec ls`, `ps`, `events` and `audit` work meanwhile",
+            home=str(engine_home()),
         ) from error
+
+
+@contextlib.asynccontextmanager
+async def durable(wait: float = WAIT) -> AsyncIterator[Client]:
+    """The engine of lasting sandboxes.  Raises: Busy: another command has had it for ``wait`` seconds."""
+    client = AsyncDsec(engine_home(), settings=Settings(wait=wait, shelf=1, pool=0))
+    with taken():
+        await client.open()
     try:
         yield client
     finally:
