@@ -1,8 +1,10 @@
 """Large files into and out of a sandbox, and large output: speed, extra memory, exactness.
 
-Every measurement runs in a fresh process, so that its peak of resident memory is its own; the engine is part of that
-process. Contents are checked by hash outside of what is timed. The peers are pipes into and out of ``cat`` in bwrap,
-with pieces of the same size. 1 GiB a hundred times would take hours: ``--n`` is small here.
+Each round of files, each output and each peer has a fresh process; the engine is part of it. Extra memory is its peak during
+one way, less what it held before the first. Contents are checked by hash outside of what is timed. The peers are pipes
+into and out of ``cat`` in bwrap, with pieces of the same size. The sandbox has the default limits but for its disk: what
+does not fit into its memory goes to the machine's disk while it is timed, and a peer's stays in the page cache.
+1 GiB a hundred times would take hours: ``--n`` is small here.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Final
@@ -32,18 +36,20 @@ from dsec.client.sync import Sandbox
 PIECE: Final = MIB
 OUTPUT_BYTES: Final = 128 * 10**6  # of standard output an exec may keep
 INSIDE: Final = "/workspace/blob"
+PATIENCE: Final = 120.0  # seconds for one process; what takes longer is told as failed
+UNREAD: Final = ""  # instead of a digest: the next way reads what this one wrote
 FILES: Final = {
     "write": "write, from an iterator",
-    "upload": "upload, from a local file",
     "read": "read, as an iterator",
+    "upload": "upload, from a local file",
     "download": "download, to a local file",
 }
 OUTPUTS: Final = {"exec_stdout": "stdout, as the result of exec", "stream_stdout": "stdout, streamed"}
 PEERS: Final = {
     "bwrap_write": "bwrap cat > file, from a pipe",
     "bwrap_read": "bwrap cat file, to a pipe",
-    "bwrap_stdout": "bwrap cat file, to a pipe, collected",
 }
+OUTPUT_PEERS: Final = {"bwrap_stdout": "bwrap cat file, to a pipe, collected"}
 
 
 def _pieces(source: Path) -> Iterator[bytes]:
@@ -58,62 +64,52 @@ def _digest(source: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest_inside(sandbox: Sandbox) -> str:
-    result = sandbox.exec(["sha256sum", INSIDE], timeout=300)
-    return result.text.split()[0] if result.ok else f"sha256sum failed: {result.stderr!r}"
-
-
-# What is measured: each returns nanoseconds and the digest of what arrived.
+# What is measured: each returns nanoseconds and the digest of what arrived. The ways that move files go in the order
+# of FILES through one sandbox: what one has written the next reads, and so the second checks both.
 
 
 def _write(sandbox: Sandbox, source: Path, target: Path) -> tuple[int, str]:
     del target
     begun = perf_counter_ns()
     sandbox.files.write(INSIDE, _pieces(source))
-    return perf_counter_ns() - begun, _digest_inside(sandbox)
-
-
-def _upload(sandbox: Sandbox, source: Path, target: Path) -> tuple[int, str]:
-    del target
-    begun = perf_counter_ns()
-    sandbox.files.upload(source, INSIDE)
-    return perf_counter_ns() - begun, _digest_inside(sandbox)
+    return perf_counter_ns() - begun, UNREAD
 
 
 def _read(sandbox: Sandbox, source: Path, target: Path) -> tuple[int, str]:
     del target
-    sandbox.files.upload(source, INSIDE)
-    forget_peak()
     begun = perf_counter_ns()
     size = sum(len(piece) for piece in sandbox.files.open_read(INSIDE))
     took = perf_counter_ns() - begun
     digest = hashlib.sha256()
     for piece in sandbox.files.open_read(INSIDE):
         digest.update(piece)
+    sandbox.files.remove(INSIDE)
     return took, digest.hexdigest() if size == source.stat().st_size else f"{size} bytes"
 
 
-def _download(sandbox: Sandbox, source: Path, target: Path) -> tuple[int, str]:
+def _upload(sandbox: Sandbox, source: Path, target: Path) -> tuple[int, str]:
+    del target
+    begun = perf_counter_ns()
     sandbox.files.upload(source, INSIDE)
-    forget_peak()
+    return perf_counter_ns() - begun, UNREAD
+
+
+def _download(sandbox: Sandbox, source: Path, target: Path) -> tuple[int, str]:
+    del source
     begun = perf_counter_ns()
     sandbox.files.download(INSIDE, target)
     return perf_counter_ns() - begun, _digest(target)
 
 
 def _exec_stdout(sandbox: Sandbox, source: Path, target: Path) -> tuple[int, str]:
-    del target
-    sandbox.files.upload(source, INSIDE)
-    forget_peak()
+    del source, target
     begun = perf_counter_ns()
     result = sandbox.exec(["cat", INSIDE])
     return perf_counter_ns() - begun, hashlib.sha256(result.stdout).hexdigest()
 
 
 def _stream_stdout(sandbox: Sandbox, source: Path, target: Path) -> tuple[int, str]:
-    del target
-    sandbox.files.upload(source, INSIDE)
-    forget_peak()
+    del source, target
     begun = perf_counter_ns()
     pieces = [chunk.data for chunk in sandbox.start(["cat", INSIDE]).output]
     took = perf_counter_ns() - begun
@@ -172,8 +168,8 @@ def _catting(source: Path, target: Path) -> AbstractContextManager[subprocess.Po
 Inside = Callable[[Sandbox, Path, Path], tuple[int, str]]
 OURS: Final[dict[str, Inside]] = {
     "write": _write,
-    "upload": _upload,
     "read": _read,
+    "upload": _upload,
     "download": _download,
     "exec_stdout": _exec_stdout,
     "stream_stdout": _stream_stdout,
@@ -185,24 +181,37 @@ THEIRS: Final[dict[str, Callable[[Path, Path], tuple[int, str]]]] = {
 }
 
 
-def part(name: str, source: Path, target: Path) -> dict[str, object]:
-    """One measurement, in this process."""
-    if name in THEIRS:
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One measurement."""
+
+    way: str
+    ns: int
+    digest: str
+    extra_mib: float
+
+
+def part(ways: Sequence[str], source: Path, target: Path) -> list[Moved]:
+    """Some ways in turn, in this process."""
+    if ways[0] in THEIRS:
         before = forget_peak()
-        took, digest = THEIRS[name](source, target)
-        return _told(took, digest, before)
+        return [_timed(way, partial(THEIRS[way], source, target), before) for way in ways]
     size_mib = source.stat().st_size // MIB
     limits = Limits(disk_mib=size_mib * 2 + 64, output_bytes=OUTPUT_BYTES)
     with engine() as dsec, dsec.sandboxes.create(level="container", limits=limits) as sandbox:
+        if ways[0] in OUTPUTS:
+            sandbox.files.upload(source, INSIDE)
         sandbox.exec(["true"])
         before = forget_peak()
-        took, digest = OURS[name](sandbox, source, target)
-        return _told(took, digest, before)
+        return [_timed(way, partial(OURS[way], sandbox, source, target), before) for way in ways]
 
 
-def _told(took: int, digest: str, before: float) -> dict[str, object]:
-    extra = status_mib("self", "VmHWM") - before
-    return {"ns": took, "digest": digest, "extra_mib": extra}
+def _timed(way: str, move: Callable[[], tuple[int, str]], before: float) -> Moved:
+    """Once what others wrote is on the disk: nobody's writing is timed with somebody else's."""
+    os.sync()
+    forget_peak()
+    took, digest = move()
+    return Moved(way, took, digest, status_mib("self", "VmHWM") - before)
 
 
 class Subject:
@@ -218,26 +227,37 @@ class Subject:
         _fill(self.source, size)
         self._digest = _digest(self.source)
 
-    def measure(self, name: str) -> None:
-        """Once, in a fresh process."""
-        arguments = ["--part", name, str(self.source), str(self.target)]
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.transfer", *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-        self.target.unlink(missing_ok=True)
-        if done.returncode != 0:
-            self.wrong[name] = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "it failed"
+    def measure_each(self, ways: Iterable[str]) -> None:
+        """Each once, in a fresh process of its own."""
+        for way in ways:
+            self.measure([way])
+
+    def measure(self, ways: Sequence[str]) -> None:
+        """Each once, in turn, in a fresh process."""
+        arguments = ["--part", ",".join(ways), str(self.source), str(self.target)]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.transfer", *arguments],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired:
+            self.wrong.update(dict.fromkeys(ways, f"not done after {PATIENCE:g} s"))
             return
-        told = json.loads(done.stdout)
-        if told["digest"] != self._digest:
-            self.wrong[name] = f"what arrived differs: {told['digest']}"
-        self.speeds.setdefault(name, []).append(self.size / 1e6 / (told["ns"] / 1e9))
-        self.extra.setdefault(name, []).append(told["extra_mib"])
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.strip().splitlines() or ["it failed"]
+            self.wrong.update(dict.fromkeys(ways, said[-1]))
+            return
+        finally:
+            self.target.unlink(missing_ok=True)
+        for moved in (Moved(**each) for each in json.loads(done.stdout)):
+            if moved.digest not in (self._digest, UNREAD):
+                self.wrong[moved.way] = f"what arrived differs: {moved.digest}"
+            self.speeds.setdefault(moved.way, []).append(self.size / 1e6 / (moved.ns / 1e9))
+            self.extra.setdefault(moved.way, []).append(moved.extra_mib)
 
     def lines(self, names: dict[str, str], *, peer: bool = False) -> list[Series]:
         """Speed and extra memory of each."""
@@ -267,26 +287,23 @@ def measure(options: argparse.Namespace) -> Findings:
     try:
         files = Subject(directory, options.mib * MIB)
         for _ in range(options.n):
-            _turn(files, FILES, [] if problem else ["bwrap_write", "bwrap_read"])
+            files.measure(list(FILES))
+            files.measure_each([] if problem else PEERS)
         output = Subject(directory, options.stdout_mb * 10**6)
         for _ in range(options.n):
-            _turn(output, OUTPUTS, [] if problem else ["bwrap_stdout"])
+            output.measure_each(OUTPUTS)
+            output.measure_each([] if problem else OUTPUT_PEERS)
     finally:
         shutil.rmtree(directory)
     unavailable = {**files.wrong, **output.wrong} | ({"bwrap": problem} if problem else {})
     lines = [*files.lines(FILES), *output.lines(OUTPUTS)]
-    peers = [*files.lines(PEERS, peer=True), *output.lines(PEERS, peer=True)]
+    peers = [*files.lines(PEERS, peer=True), *output.lines(OUTPUT_PEERS, peer=True)]
     return Findings(
         samples=options.n,
         series=(*lines, *peers),
         figures=_figures(files, output),
         unavailable=unavailable,
     )
-
-
-def _turn(subject: Subject, ours: dict[str, str], peers: list[str]) -> None:
-    for name in (*ours, *peers):
-        subject.measure(name)
 
 
 def _figures(files: Subject, output: Subject) -> dict[str, float]:
@@ -334,6 +351,7 @@ SCRIPT = Script(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--part"]:
-        print(json.dumps(part(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))))
+        moved = part(sys.argv[2].split(","), Path(sys.argv[3]), Path(sys.argv[4]))
+        print(json.dumps([asdict(each) for each in moved]))
     else:
         main(SCRIPT)
