@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = str(top)
     tempfile.tempdir = None
     config.stash[_TOP] = top
+    _heed_signals()
+
+
+def _heed_signals() -> None:
+    """Whoever runs us may ignore signals (`nohup`, a job in the background): what we start is to begin without that.
+
+    A new program inherits what is ignored but no handler, so a handler that does nothing is ignoring for us alone.
+    """
+    for signo in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(signo) is signal.SIG_IGN:
+            signal.signal(signo, lambda *_: None)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
