@@ -740,6 +740,7 @@ def test_a_home_that_is_no_directory(tmp_path: Path) -> None:
         done = wrong(*arguments)
         assert done.returncode == 2, (arguments, done.stderr)
         assert b"$DSEC_HOME" in done.stderr
+    assert wrong("run", "--level", "process", "true").returncode == 0  # it keeps nothing there
 
 
 def test_errors_under_json_print_no_json(cli: Cli) -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import typer
 
-from dsec.cli import copying, options, output, session
+from dsec.cli import copying, machine, options, output, session
 from dsec.cli.main import main
 from dsec.cli.records import record_line
 from dsec.cli.sandboxes import readable
-from dsec.errors import BadRequest, Busy, Conflict, NotFound, Unsupported
+from dsec.errors import BadRequest, Busy, Conflict, Denied, NotFound, Unsupported
+from dsec.model.health import Verdict
 from dsec.model.ids import new_exec_id, new_sandbox_id
 from dsec.model.journal import Phase, Record
-from dsec.model.sandbox import Limits, Volume
+from dsec.model.sandbox import Level, Limits, Volume
 
 
 @pytest.mark.parametrize("bad", ["", "x", "=v"])
@@ -112,6 +113,27 @@ def test_an_engine_that_somebody_else_has_is_busy() -> None:
         raise Conflict("/x is in use by another engine", home="/x")
     with pytest.raises(Conflict), session.taken():
         raise Conflict("something else")
+
+
+def test_what_doctor_advises_are_options() -> None:
+    verdict = Verdict(
+        level=Level.CONTAINER,
+        available=False,
+        reason="needs root",
+        hint="run as root, or use level='process'",
+    )
+    assert machine._verdict_lines(verdict) == [
+        "  container: unavailable (needs root; to enable: run as root, or use --level process)"
+    ]
+
+
+def test_a_home_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSEC_HOME", str(tmp_path))
+    assert session.engine_home() == tmp_path / "engine"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(Denied, match="Permission denied") as caught:
+        session.engine_home()
+    assert caught.value.facts == {"home": str(tmp_path)}
 
 
 def test_long_messages_are_cut(capfd: pytest.CaptureFixture[str]) -> None:

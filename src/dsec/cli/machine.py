@@ -11,7 +11,8 @@ import typer
 
 from dsec.cli import options as opt
 from dsec.cli.output import printable, put, put_json, put_table
-from dsec.cli.session import Signals, conduct, engine_home, private, taken
+from dsec.cli.session import Signals, announce_build, conduct, engine_home, private, taken
+from dsec.cli.wording import in_options
 from dsec.client.aio import AsyncDsec as Client
 from dsec.client.aio import AsyncSandbox
 from dsec.model.health import Layer, Report, Verdict
@@ -58,13 +59,13 @@ def _told(report: Report) -> str:
 
 def _layer_line(layer: Layer, width: int) -> str:
     line = f"  {layer.name.ljust(width)}  {layer.status.value}"
-    words = "; to enable: ".join(one for one in (layer.detail, layer.hint) if one)
+    words = "; to enable: ".join(one for one in (layer.detail, in_options(layer.hint)) if one)
     return f"{line} ({words})" if words else line
 
 
 def _verdict_lines(verdict: Verdict) -> list[str]:
     if not verdict.available:
-        hint = f"; to enable: {verdict.hint}" if verdict.hint else ""
+        hint = f"; to enable: {in_options(verdict.hint)}" if verdict.hint else ""
         return [f"  {verdict.level.value}: unavailable ({verdict.reason}{hint})"]
     return [
         f"  {verdict.level.value}: active (tried in {verdict.seconds * 1000:.0f} ms)",
@@ -115,6 +116,8 @@ def bench(
 
         dsec bench -n 1000 --level process --json
     """
+
+    announce_build(level)
 
     async def work(signals: Signals) -> int:
         del signals

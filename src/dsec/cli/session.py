@@ -102,7 +102,7 @@ def _home() -> Path:
     try:
         if home.exists() and not home.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if home.is_dir() and not os.access(home, os.R_OK | os.W_OK | os.X_OK):
+        if home.is_dir() and not os.access(home, os.R_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         kind = Denied if isinstance(error, PermissionError) else BadRequest
@@ -115,15 +115,16 @@ def _home() -> Path:
 
 
 def announce_build(level: str) -> None:
-    """Tell a person at a terminal why the first sandbox takes some seconds."""
+    """Tell a person at a terminal why the first sandbox takes some seconds.  Raises: BadRequest, Denied: the home."""
+    if level != Level.CONTAINER:
+        return  # the only one that has an image, and so needs a home for a private engine
     built = _home() / "store" / "names" / "system"
-    if level == Level.CONTAINER and not built.exists() and os.geteuid() == 0 and is_tty(STDERR):
+    if not built.exists() and os.geteuid() == 0 and is_tty(STDERR):
         note("the base image is built first, once: some seconds")
 
 
 def private(pool: int = 0) -> Client:
     """An engine whose sandboxes end with it: one at a time, so that nothing is made ahead unless asked for."""
-    _home()  # images are kept there
     return AsyncDsec(settings=Settings(shelf=1 + pool, pool=pool))
 
 

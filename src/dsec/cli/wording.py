@@ -60,7 +60,7 @@ HINTS: Final[dict[str, str]] = {
     "internal": "run again with `dsec --debug ...` and report it",
     "bad_request": "`dsec {command} --help` tells what it takes",
     "not_found": "`dsec ls --all` shows the sandboxes there are",
-    "conflict": "`dsec inspect ID` shows in what state it is",
+    "conflict": "name something else, or remove what is there; `dsec inspect ID` shows the state of a sandbox",
     "busy": "try again in a moment",
     "unsupported": "`dsec doctor` tells what this machine can do",
     "isolation_unavailable": "`dsec doctor` tells what is missing",
