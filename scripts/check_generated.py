@@ -13,6 +13,7 @@ GENERATORS: tuple[tuple[str, ...], ...] = (
     ("scripts/seccomp_tables.py",),
     ("scripts/sync_client.py",),
     ("scripts/cli_reference.py",),
+    ("scripts/sdk_reference.py",),
 )
 
 

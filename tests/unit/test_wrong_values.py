@@ -72,6 +72,11 @@ async def dsec() -> AsyncIterator[AsyncDsec]:
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a wrong name of a local file may be a right one
+
+
 async def _done(begun: object) -> None:
     got = await begun if isinstance(begun, Awaitable) else begun
     if isinstance(got, AsyncIterator):

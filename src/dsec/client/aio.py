@@ -66,7 +66,7 @@ class AsyncDsec:
         await self._link.close()
 
     async def problems(self) -> tuple[Problem, ...]:
-        """Clean-ups that failed and are being retried."""
+        """Clean-ups that failed and are being retried, oldest first."""
         return await self._link.call(self._link.services.observe.problems())
 
     async def __aenter__(self) -> Self:
@@ -100,11 +100,12 @@ class AsyncSandboxes:
         """Make a sandbox, completely or not at all. As a context manager it is destroyed at the end.
 
         Args:
+            template: what its files begin as; "base" always exists.
             level: how strongly it is isolated; one that cannot be had is refused, never lowered.
             ttl: seconds until it is destroyed, 0 = never. idle: seconds without any act until then, 0 = never.
             limits: hard ceilings, each with a default.
             read_only: only the working directory, home and /tmp can be written.
-            env: variables of every command. labels: yours, for finding it.
+            env: variables of every command. labels: yours, for finding it; names beginning with "dsec." are taken.
             volumes: :class:`~dsec.model.sandbox.Volume` values or ``SOURCE:TARGET[:ro]``.
 
         Raises:
@@ -132,12 +133,12 @@ class AsyncSandboxes:
         )
 
     async def get(self, id: str) -> AsyncSandbox:
-        """The sandbox of that id, ended ones included.  Raises: NotFound, BadRequest: not the form of an id."""
+        """The sandbox of that ``id``, ended ones included.  Raises: NotFound: there is none. BadRequest: not the form of an id."""
         sandbox = parse_sandbox_id(id)
         return AsyncSandbox(self._link, await self._link.call(self._link.services.sandboxes.get(sandbox)))
 
     async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
-        """Those in these states, oldest first; by default all that are not gone."""
+        """Those in these ``states``, oldest first; by default all that are not gone."""
         return await self._link.call(self._link.services.sandboxes.list(states_of(states)))
 
 
@@ -191,8 +192,9 @@ class AsyncSandbox:
 
         Args:
             command: program and arguments, or one string for a shell.
-            timeout: seconds until its whole process tree is ended; then ``timed_out`` is set.
-            cwd: relative to the sandbox's working directory. user: "root" where the level has users.
+            timeout: seconds until its whole process tree is ended; then ``timed_out`` is set. None = none.
+            env: added to the sandbox's variables.
+            cwd: relative to the sandbox's working directory. user: "root" where the level has users, "" = the ordinary one.
             stdin: bytes, a binary file or an iterator of bytes.
             scratch: in a throw-away copy of the sandbox.
 
@@ -222,8 +224,13 @@ class AsyncSandbox:
     ) -> AsyncExec:
         """Start a command in the background; it goes on whether or not anybody waits, and its result is recorded.
 
+        What is not told here is as for :meth:`exec`.
+
         Args:
-            stdin: all of standard input, or True to send it piece by piece. The rest: as for :meth:`exec`.
+            stdin: all of standard input, or True to send it piece by piece.
+
+        Raises:
+            BadRequest, NotFound, Conflict, SandboxFailed, Busy, RuntimeUnavailable: as :meth:`exec`.
         """
         whole, more = fed_at_start(stdin)
         request = exec_request(
@@ -236,7 +243,16 @@ class AsyncSandbox:
         )
 
     async def attach(self, exec_id: str, *, stdout: int = 0, stderr: int = 0) -> AsyncExec:
-        """Follow a command, also one that an earlier engine started, from these offsets on.  Raises: NotFound."""
+        """Follow a command, also one that an earlier engine started.
+
+        Args:
+            exec_id: its id.
+            stdout, stderr: bytes of that stream to skip, counted from its start. What is no longer kept shows as a gap in the offsets.
+
+        Raises:
+            NotFound: there is no such command in this sandbox.
+            Conflict: it is paused, and an earlier engine started the command.
+        """
         work = self._link.services.execs.attach(
             self._info.id, parse_exec_id(exec_id), stdout=stdout, stderr=stderr
         )
@@ -257,7 +273,17 @@ class AsyncSandbox:
         cwd: str = "",
         user: str = "",
     ) -> AsyncTerminal:
-        """Start a command on a terminal. As a context manager its tree is killed at the end."""
+        """Start a command on a terminal. As a context manager its tree is killed at the end.
+
+        What is not told here is as for :meth:`exec`.
+
+        Args:
+            rows, cols: the terminal's size in characters.
+
+        Raises:
+            BadRequest, NotFound, Conflict, SandboxFailed, Busy, RuntimeUnavailable: as :meth:`exec`.
+            Unsupported: this level has no terminals.
+        """
         request = exec_request(
             command,
             env=env,
@@ -276,19 +302,22 @@ class AsyncSandbox:
     # Life
 
     async def pause(self) -> SandboxInfo:
-        """Stop all its processes.  Raises: Unsupported: this level cannot."""
+        """Stop all its processes. Twice is no error.  Raises: Unsupported: this level cannot. NotFound, Conflict, SandboxFailed: it does not run."""
         return self._told(await self._link.call(self._link.services.sandboxes.pause(self._info.id)))
 
     async def resume(self) -> SandboxInfo:
-        """Let its processes go on; time-outs did not run meanwhile."""
+        """Let its processes go on; time-outs of commands did not run meanwhile.  Raises: Unsupported, NotFound, Conflict, SandboxFailed: as :meth:`pause`."""
         return self._told(await self._link.call(self._link.services.sandboxes.resume(self._info.id)))
 
     async def extend(self, ttl: float) -> SandboxInfo:
-        """Let it live ``ttl`` seconds from now, 0 = without end."""
+        """Let it live ``ttl`` seconds from now, 0 = without end.  Raises: NotFound, Conflict, SandboxFailed: it does not run."""
         return self._told(await self._link.call(self._link.services.sandboxes.extend(self._info.id, ttl)))
 
     async def destroy(self, reason: str = "asked") -> None:
         """End it and remove everything. Twice is no error.
+
+        Args:
+            reason: kept in its record.
 
         Raises:
             CleanupFailed: something is left; it is recorded and will be retried.
@@ -297,21 +326,21 @@ class AsyncSandbox:
         await self._link.call(self._link.services.sandboxes.destroy(self._info.id, reason=reason))
 
     async def wait(self) -> SandboxInfo:
-        """Wait until it has ended."""
+        """Wait until it has ended, however long that takes; the result says why."""
         return self._told(await self._link.call(self._link.services.observe.wait(self._info.id)))
 
     # Looking
 
     async def inspect(self) -> SandboxInfo:
-        """What is known of it now."""
+        """What is known of it now, also when it has ended."""
         return self._told(await self._link.call(self._link.services.sandboxes.get(self._info.id)))
 
     async def metrics(self) -> Metrics:
-        """Figures now."""
+        """Figures now.  Raises: NotFound, Conflict, SandboxFailed: it does not run."""
         return await self._link.call(self._link.services.observe.metrics(self._info.id))
 
     async def events(self, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
-        """Its records in the journal with a number above ``after``."""
+        """Its records in the journal with a number above ``after``, the first ``limit`` of them (at most 10,000). Also when it has ended."""
         return await self._link.call(
             self._link.services.observe.events(self._info.id, after=after, limit=limit)
         )
@@ -345,7 +374,7 @@ class AsyncExec:
         return self._link.iterate(self._session.output())
 
     async def wait(self) -> ExecResult:
-        """How it ended.  Raises: UnknownOutcome, SandboxFailed."""
+        """How it ended, waited for.  Raises: UnknownOutcome: nobody knows. SandboxFailed: the sandbox died first."""
         return await self._link.call(self._session.wait())
 
     async def kill(self) -> None:
@@ -353,12 +382,12 @@ class AsyncExec:
         await self._link.call(self._session.signal(SIGKILL, tree=True))
 
     async def signal(self, signo: int) -> None:
-        """Send it a signal. One that has ended is no error."""
+        """Send it the signal ``signo``, its first process only. One that has ended is no error."""
         check_count("signo", signo, 0, 64)
         await self._link.call(self._session.signal(signo))
 
     async def send_stdin(self, data: bytes) -> None:
-        """Standard input; waits while the command does not read.  Raises: Conflict: it was started without stdin=True."""
+        """Send ``data`` to its standard input; waits while the command does not read.  Raises: Conflict: it was started without stdin=True, or that input was closed."""
         if not isinstance(data, bytes | bytearray | memoryview):
             raise BadRequest(f"data: {type(data).__name__} is not bytes", hint="text.encode()")
         await self._link.call(self._session.send(bytes(data)))
@@ -368,7 +397,7 @@ class AsyncExec:
         await self._link.call(self._session.close_stdin())
 
     async def attach(self, *, stdout: int = 0, stderr: int = 0) -> AsyncExec:
-        """The same command, followed from these offsets on."""
+        """The same command, followed anew with ``stdout`` and ``stderr`` bytes skipped.  Raises: NotFound: nothing is known of it any more."""
         work = self._link.services.execs.attach(self._sandbox, self.id, stdout=stdout, stderr=stderr)
         return AsyncExec(self._link, self._sandbox, await self._link.call(work))
 
@@ -381,7 +410,7 @@ class AsyncTerminal(AsyncExec):
         await self.send_stdin(data)
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Tell it a new size."""
+        """Tell it a new size: ``rows`` and ``cols`` in characters, from 1 to 65,535."""
         await self._link.call(self._session.resize(pty_size(rows, cols)))
 
     async def __aenter__(self) -> Self:
@@ -394,7 +423,7 @@ class AsyncTerminal(AsyncExec):
 
 
 class AsyncFiles:
-    """Files of one sandbox. A relative path is below its working directory; ``user`` is as for a command.
+    """Files of one sandbox. A relative ``path`` is below its working directory; ``user`` is as for a command.
 
     Every method raises:
         FileMissing, FileDenied, FileIsDirectory, FileKind, QuotaExceeded, FileProblem: as the kernel inside said.
@@ -408,7 +437,7 @@ class AsyncFiles:
     async def read(
         self, path: str, *, offset: int = 0, length: int = 2**63 - 1, max_bytes: int = GIB, user: str = ""
     ) -> bytes:
-        """Content, all of it or ``length`` bytes from ``offset``.  Raises: TooLarge: more than ``max_bytes``."""
+        """Content, all of it or ``length`` bytes from ``offset``.  Raises: TooLarge: it is more than ``max_bytes``."""
         check_user(user)
         files = self._link.services.files
         stream = files.read(self._sandbox, path, offset=offset, length=length, user=user)
@@ -417,7 +446,7 @@ class AsyncFiles:
     def open_read(
         self, path: str, *, offset: int = 0, length: int = 2**63 - 1, user: str = ""
     ) -> AsyncIterator[bytes]:
-        """Content in pieces, however large."""
+        """Content in pieces, however large; all of it or ``length`` bytes from ``offset``. Leaving the iterator ends the transfer."""
         check_user(user)
         files = self._link.services.files
         return self._link.iterate(files.read(self._sandbox, path, offset=offset, length=length, user=user))
@@ -434,10 +463,11 @@ class AsyncFiles:
         atomic: bool = False,
         user: str = "",
     ) -> Entry:
-        """Write a file: bytes, a binary file, or an iterator of bytes.
+        """Write a file; what is told of it afterwards.
 
         Args:
-            mode: permission bits of a new file. exclusive: an existing one is an error.
+            content: bytes, a binary file, or an iterator of bytes.
+            mode: permission bits of a new file. append: after what is there. exclusive: an existing one is an error.
             parents: make missing directories. atomic: readers see the old content or the whole new one.
         """
         check_user(user)
@@ -448,7 +478,7 @@ class AsyncFiles:
         )
 
     async def stat(self, path: str, *, follow: bool = True, user: str = "") -> Entry:
-        """One entry."""
+        """What is there; with ``follow`` a symlink's target."""
         check_user(user)
         check_flag("follow", follow)
         return await self._link.call(
@@ -465,7 +495,7 @@ class AsyncFiles:
         return True
 
     async def list(self, path: str = ".", *, limit: int = 100_000, user: str = "") -> tuple[Entry, ...]:
-        """Entries of a directory, sorted by name, the first ``limit`` of them."""
+        """Entries of a directory, sorted by name, the first ``limit`` of them (at most 1,000,000)."""
         check_user(user)
         listing = await self._link.call(
             self._link.services.files.list(self._sandbox, path, limit=limit, user=user)
@@ -473,13 +503,13 @@ class AsyncFiles:
         return listing.entries
 
     async def mkdir(self, path: str, *, mode: int = 0o755, parents: bool = True, user: str = "") -> None:
-        """Make a directory; with ``parents`` the missing ones above too, and an existing one is no error."""
+        """Make a directory with the permission bits ``mode``; with ``parents`` the missing ones above too, and an existing one is no error."""
         check_user(user)
         change = MakeDir(path, mode, parents)
         await self._link.call(self._link.services.files.change(self._sandbox, change, user=user))
 
     async def move(self, source: str, target: str, *, replace: bool = True, user: str = "") -> None:
-        """Rename; without ``replace`` an existing target is an error."""
+        """Rename ``source`` to ``target``; without ``replace`` an existing target is an error."""
         check_user(user)
         change = Rename(source, target, replace)
         await self._link.call(self._link.services.files.change(self._sandbox, change, user=user))
@@ -493,28 +523,32 @@ class AsyncFiles:
     async def watch(
         self, path: str = ".", *, recursive: bool = False, user: str = ""
     ) -> AsyncIterator[FileEvent]:
-        """What happens in a directory from the moment on at which this returns. Leaving the iterator ends it."""
+        """What happens in a directory, with ``recursive`` also in those below it, from the moment on at which this returns. Leaving the iterator ends it.
+
+        Raises:
+            SandboxFailed, UnknownOutcome: while iterating, the sandbox ended.
+        """
         check_user(user)
         check_flag("recursive", recursive)
         work = self._link.services.files.watch(self._sandbox, path, recursive=recursive, user=user)
         return await self._link.make(work, self._link.iterate, closed)
 
     async def upload(self, local: str | Path, path: str, *, user: str = "") -> Transfer:
-        """Copy a local file or directory to ``path``.  Raises: TooLarge."""
+        """Copy a file or directory ``local`` of this machine to ``path``.  Raises: TooLarge. OSError: it cannot be read here."""
         check_user(user)
         return await self._link.call(
             self._link.services.trees.upload(self._sandbox, local_path("local", local), path, user=user)
         )
 
     async def download(self, path: str, local: str | Path, *, user: str = "") -> Transfer:
-        """Copy a file or directory of the sandbox to ``local``; nothing outside it is written.  Raises: TooLarge."""
+        """Copy a file or directory of the sandbox to ``local``; nothing outside it is written.  Raises: TooLarge. Conflict: a file of a directory is there already. OSError: it cannot be written here."""
         check_user(user)
         return await self._link.call(
             self._link.services.trees.download(self._sandbox, path, local_path("local", local), user=user)
         )
 
     async def unpack(self, archive: Content, path: str, *, user: str = "") -> Transfer:
-        """Unpack a tar archive below ``path``; members that would escape are refused.  Raises: TooLarge, BadRequest."""
+        """Unpack a tar ``archive`` (bytes, a binary file, or an iterator of bytes) below ``path``.  Raises: TooLarge. BadRequest: a member would escape, or it is no archive."""
         check_user(user)
         source = streamed(archive, "archive")
         return await self._link.call(self._link.services.trees.unpack(self._sandbox, source, path, user=user))

@@ -45,7 +45,9 @@ class Readable(Protocol):
 
 
 Content = bytes | Readable | AsyncIterator[bytes] | Iterable[bytes]
+"""Bytes, an open binary file, or an iterator of bytes; files and iterators are read on a thread, piece by piece."""
 Volumes = Iterable[Volume | str]
+"""Volumes, each also as ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``."""
 
 
 def argv_of(command: Argv) -> tuple[bytes, ...]:

@@ -270,6 +270,11 @@ class Link:
                 self._bridge.call(pump.close())
 
 
+def _looked_at(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
 class _Pump(Generic[T]):
     """Reads a stream on the loop, at most ``AHEAD`` pieces ahead of the caller's thread, so that not every piece waits for both."""
 
@@ -286,6 +291,7 @@ class _Pump(Generic[T]):
         """
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(_looked_at)  # the reader may have left without closing this
         while not self._pieces and not self._task.done():
             await self._change()
         pieces, self._pieces = self._pieces, []
@@ -318,8 +324,6 @@ class _Pump(Generic[T]):
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
-        if self._task is not None and not self._task.cancelled():
-            self._task.exception()  # told already, or nobody wants it
         close = getattr(self._stream, "aclose", None)
         if close is not None:
             await close()

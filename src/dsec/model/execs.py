@@ -24,7 +24,11 @@ class Stream(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of output; ``offset`` counts bytes from the start of that stream."""
+    """A piece of output.
+
+    Attributes:
+        stream: which one it belongs to. offset: of its first byte, counted in bytes from the start of that stream. data: exact bytes.
+    """
 
     stream: Stream
     offset: int
@@ -151,6 +155,7 @@ class Exit:
     """How a command ended, as init told it.
 
     Attributes:
+        cause: why it ended.
         code: exit code; 127 or 126 when it could not be started, 128 + n when signal n ended it.
         signal: the signal that ended it, or 0.
         start_errno: errno of chdir, setuid or execve when the command never started, else 0.
@@ -174,7 +179,12 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecInfo:
-    """One exec in a list: running when ``exit`` is None. ``started_at``: seconds since the epoch."""
+    """One command in a list.
+
+    Attributes:
+        id: for ``attach``. pid: inside the sandbox, 0 when it has ended. started_at: seconds since the epoch.
+        exit: how it ended, None while it runs. argv: program and arguments, undecodable bytes as surrogate escapes.
+    """
 
     id: ExecId
     pid: int
@@ -188,11 +198,13 @@ class ExecResult:
     """The result of a command that was reached, whatever its outcome.
 
     Attributes:
+        id: of the command.
         exit_code: the exit code, or 128 + signal; 127 not found, 126 not executable.
         start_errno: errno when the command could not be started (``ENOENT``: no such program, or no such working
             directory), 0 when it was: then 126 and 127 are its own exit codes.
-        stdout, stderr: exact bytes, up to the limit.
-        truncated: bytes were dropped: ``dropped`` of them in both streams together (the *first* bytes are kept).
+        stdout, stderr: exact bytes, up to ``output_bytes`` of the limits.
+        signal: the signal that ended it, or 0. timed_out: its time was up, and its whole process tree is dead.
+        truncated: bytes were dropped (the *first* bytes are kept). dropped: how many, of both streams together.
         duration: seconds.
         oom: the kernel killed a process of this sandbox for memory while the command ran.
     """

@@ -22,10 +22,13 @@ class FileType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One entry. ``name`` may hold any byte but NUL (undecodable ones as surrogate escapes).
+    """One entry of a directory, or a file that was asked for.
 
     Attributes:
-        mode: permission bits. mtime_ns: since the epoch. target: of a symlink, else "".
+        name: any bytes but NUL and "/", undecodable ones as surrogate escapes. type: what it is.
+        mode: permission bits. size: bytes. uid, gid: of the owner, as seen inside.
+        mtime_ns: of the last change of content, nanoseconds since the epoch.
+        inode: its number. links: hard links to it. target: of a symlink, else "".
     """
 
     name: str
@@ -175,7 +178,12 @@ class FileEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileEvent:
-    """One event below a watched directory; ``path`` is relative to it. ``cookie`` pairs the two halves of a move."""
+    """One event below a watched directory.
+
+    Attributes:
+        kind: what happened. path: relative to the watched directory. is_dir: it is a directory.
+        cookie: the same for the two halves of a move, else 0.
+    """
 
     kind: FileEventKind
     path: str
@@ -204,7 +212,13 @@ class TreePiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What a tree transfer moved. ``skipped``: entries left out (devices, sockets…) and why, at most the first 1,000 of ``skipped_count``."""
+    """What a tree transfer moved.
+
+    Attributes:
+        entries: files, directories and links moved. bytes: of content.
+        skipped: entries left out (devices, sockets…), each with its path and why; at most the first 1,000.
+        skipped_count: how many were left out.
+    """
 
     entries: int = 0
     bytes: int = 0

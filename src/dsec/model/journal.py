@@ -39,7 +39,13 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A stored record. ``seq`` counts within its chain from 1; ``at`` in seconds since the epoch; ``digest`` chains over the one before."""
+    """A stored record.
+
+    Attributes:
+        chain: whose it is: a sandbox id, or "engine". seq: its number in that chain, from 1. at: seconds since the epoch.
+        act: dotted name, such as ``sandbox.create``, ``exec``, ``files.write``. phase: before the act, after it, or a note.
+        ref: ties result to intent, or "". actor: who acted. payload: facts. digest: SHA-256, over the record and the digest before it.
+    """
 
     chain: str
     seq: int

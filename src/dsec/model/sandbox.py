@@ -49,15 +49,15 @@ class Flag(StrEnum):
 
 
 class State(StrEnum):
-    """The life of a sandbox. ``LOCKED`` and hibernation come with budgets and templates."""
+    """The life of a sandbox."""
 
-    PENDING = "pending"
+    PENDING = "pending"  # being made
     RUNNING = "running"
-    PAUSED = "paused"
-    STOPPING = "stopping"
-    GONE = "gone"
-    FAILED = "failed"
-    LOST = "lost"
+    PAUSED = "paused"  # its processes are frozen
+    STOPPING = "stopping"  # being destroyed
+    GONE = "gone"  # destroyed, and nothing of it is left
+    FAILED = "failed"  # it died by itself; `reason` tells
+    LOST = "lost"  # it did not run any more when its engine came back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Limits:
         memory_mib: memory of all processes and tmpfs files together, MiB.
         pids: processes and threads, without init itself. Each running command takes one more, for its monitor; for a second
             after a command up to two monitors may wait for the next one.
-        disk_mib: bytes in the writable layer, MiB.
+        disk_mib: what its writable layer may hold, MiB.
         open_files: descriptors per process.
         output_bytes: kept per stream of one exec; beyond it the result is ``truncated``.
     """
@@ -96,7 +96,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A host directory or file shown inside. ``source`` and ``target`` are absolute."""
+    """A host directory or file shown inside: itself, not a copy.
+
+    Attributes:
+        source: absolute path on the host, of something that is there. target: absolute path inside; missing directories are made.
+        read_only: nothing inside can change it.
+
+    Raises:
+        BadRequest: the message names the field.
+    """
 
     source: Path
     target: str
@@ -126,7 +134,14 @@ class Volume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """What was asked for. ``ttl`` and ``idle`` in seconds, 0 = none."""
+    """What was asked for when a sandbox was made.
+
+    Attributes:
+        level: how strongly it is isolated. base: the image its files began as. limits: hard ceilings.
+        ttl: seconds it was to live, 0 = without end. idle: seconds without any act that end it, 0 = none.
+        read_only: only the working directory, home and /tmp can be written.
+        env: variables of every command. volumes: what of the host is shown inside. labels: the caller's own.
+    """
 
     level: Level = Level.CONTAINER
     base: str = "system"
@@ -153,8 +168,12 @@ class SandboxSpec:
 class SandboxInfo:
     """What is known of a sandbox. Times are seconds since the epoch; 0 = not yet, or never.
 
-    ``created_boot`` is the same moment as ``created_at`` in CLOCK_BOOTTIME seconds of the boot ``boot_id``. ``expires_at``
-    is on the wall clock as it stood at ``created_at``: a step of that clock moves no deadline.
+    Attributes:
+        id: of the sandbox. state: where it is in its life. spec: what was asked for. flags: what its level guarantees here.
+        created_at: when it was asked for. ended_at: when it was gone, failed or lost. reason: why it ended, or is ending.
+        expires_at: when its ``ttl`` is over, on the wall clock as it stood at ``created_at``: a step of that clock moves no deadline.
+        session_id: ``SESSION_ID`` of its commands. workdir: their working directory, a path inside.
+        boot_id: the boot of the machine it was made in. created_boot: the moment of ``created_at`` in CLOCK_BOOTTIME seconds of that boot.
     """
 
     id: SandboxId
@@ -205,7 +224,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that could not be cleaned up yet, and is tried again. ``since``: seconds since the epoch."""
+    """Something that could not be cleaned up yet, and is tried again.
+
+    Attributes:
+        sandbox: whose it is. what: what is left. since: of the first try, seconds since the epoch. attempts: until now.
+        error: how the last one failed.
+    """
 
     sandbox: SandboxId
     what: str
