@@ -85,7 +85,7 @@ static void reap(struct spawner *s) {
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | __WALL)) > 0;) {
         struct sandbox *sb = table_by_pid(s, pid);
         if (!sb) {
-            zygote_ended(s, pid); /* or an orphan of a sandbox of level `process` */
+            child_ended(s, pid);
             continue;
         }
         if (sb->status >= 0) set_up(s, sb);
@@ -229,6 +229,7 @@ static void set_up(struct spawner *s, struct sandbox *sb) {
     if (n <= 0) { /* before it had read its request, or after */
         sb->fail_errno = ESRCH;
         strcpy(sb->fail_step, "it was killed");
+        seeds_distrust(s);
     }
     sb->state = S_DYING; /* the child is leaving; its slot is free once it is reaped */
 }

@@ -28,6 +28,7 @@
 #define INIT_FILES 4096u
 #define ZYGOTES 16
 #define SEEDS 4
+#define STRAYS 32
 #define HURRY_BELOW 1000 /* thousandths of a CPU */
 #define URGENT (-10) /* the nice value of what somebody waits for */
 
@@ -77,6 +78,7 @@ struct zygote {
     uint32_t slot;
     int end;    /* our end of its socket */
     bool joined, busy; /* busy: a sandbox runs in its slot */
+    uint64_t ordered;  /* a seed, whose pid it has not told yet: CLOCK_BOOTTIME ns, 0: none */
     uint64_t since;    /* busy since: CLOCK_BOOTTIME ns */
     pid_t seed; /* 0: none; it waits for a sandbox once it is ready */
     int seed_end;
@@ -146,6 +148,8 @@ struct spawner {
     struct zygote zygotes[ZYGOTES];
     uint64_t refill_at;    /* CLOCK_BOOTTIME ns, 0: nothing is to be made */
     uint64_t barren_until; /* none is made before */
+    pid_t strays[STRAYS]; /* children that were reaped while the pid of a seed was not known yet */
+    unsigned n_strays;
 };
 
 /* report.c */
@@ -216,7 +220,8 @@ void seeds_refill(struct spawner *s);
 void seeds_refill_soon(struct spawner *s);
 int seeds_wait_ms(const struct spawner *s); /* until there is something to make, or -1 */
 void zygotes_news(struct spawner *s, pid_t pid);
-bool zygote_ended(struct spawner *s, pid_t pid);
+void seeds_distrust(struct spawner *s);
+void child_ended(struct spawner *s, pid_t pid);
 bool zygote_keeps(struct spawner *s, uint32_t slot);
 bool seed_take(struct spawner *s, const struct request *q, const struct limits *limits, struct sprout *out);
 void zygotes_stop(struct spawner *s);

@@ -25,8 +25,9 @@
 
 #include "spawner.h"
 
-#define PATIENCE_MS 1000 /* for a zygote to fork */
+#define PATIENCE_NS 1000000000u /* for a zygote to fork */
 #define BARREN_NS 1000000000u
+#define GONE (-1) /* the pid of a zygote that was reaped */
 #define SOON_NS 3000000u /* the sandbox that was just made comes first */
 
 pid_t clone_into(const struct spawner *s, uint32_t slot, uint64_t flags) {
@@ -116,11 +117,14 @@ static void drop_seed(struct spawner *s, struct zygote *z) {
     if (z->seed_end >= 0) unwatch(s, z->seed_end);
     z->seed_end = -1;
     z->seed = 0;
+    z->ordered = 0;
     z->ready = false;
 }
 
-/* It ends by itself when its socket closes. */
+/* Both would end by themselves when their sockets close, unless they were stopped. Neither has been reaped: the pids are theirs. */
 static void let_go(struct spawner *s, struct zygote *z) {
+    if (z->pid > 0) kill(z->pid, SIGKILL);
+    if (z->seed) kill(z->seed, SIGKILL);
     drop_seed(s, z);
     unwatch(s, z->end);
     slot_share(s, z->slot, false);
@@ -144,22 +148,42 @@ static bool zygote_start(struct spawner *s, struct zygote *z, uint32_t slot) {
     return true;
 }
 
-/* Waited for, as a fork of our own would be: so the pid is known before the process can be reaped. */
+/* What cannot be made now is not tried again for a while: every sandbox's own process can do without. */
+static void barren(struct spawner *s, struct zygote *z, int err) {
+    if (!s->barren_until) note("zygote", "", err);
+    s->barren_until = boottime_ns() + BARREN_NS;
+    let_go(s, z);
+}
+
+/* Its pid comes by the zygote's socket; until then nobody listens to the seed itself. */
 static void order_seed(struct spawner *s, struct zygote *z) {
     int pair[2];
-    int32_t pid = -EIO;
-    struct pollfd reply = {.fd = z->end, .events = POLLIN};
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) return;
     bool sent = send_fds(z->end, "s", 1, &pair[1], 1);
     close(pair[1]);
-    if (!sent || poll(&reply, 1, PATIENCE_MS) != 1 || recv(z->end, &pid, sizeof pid, MSG_DONTWAIT) != sizeof pid || pid <= 0) {
-        note("zygote", "", pid < 0 ? -pid : EIO);
-        close(pair[0]);
-        kill(z->pid, SIGKILL);
-        return let_go(s, z);
-    }
-    z->seed = pid;
     z->seed_end = pair[0];
+    z->ordered = boottime_ns();
+    if (!sent) barren(s, z, EIO);
+}
+
+static bool any_ordered(const struct spawner *s) {
+    bool any = false;
+    for (unsigned i = 0; i < ZYGOTES; i++) any |= s->zygotes[i].ordered != 0;
+    return any;
+}
+
+/* Whether a seed was reaped before its pid was known to be one's. */
+static bool strayed(struct spawner *s, pid_t pid) {
+    bool found = false;
+    for (unsigned i = 0; i < s->n_strays && i < STRAYS; i++) found |= s->strays[i] == pid;
+    if (!any_ordered(s)) s->n_strays = 0;
+    return found;
+}
+
+static void seed_told(struct spawner *s, struct zygote *z, int32_t pid) {
+    z->ordered = 0;
+    if (pid <= 0 || strayed(s, pid)) return barren(s, z, pid < 0 ? -pid : ECHILD);
+    z->seed = pid;
     listen_to(s, z->seed_end, FROM_ZYGOTE, pid);
 }
 
@@ -184,7 +208,7 @@ static void add_zygote(struct spawner *s) {
 
 static unsigned coming(const struct spawner *s) {
     unsigned n = 0;
-    for (unsigned i = 0; i < ZYGOTES; i++) n += s->zygotes[i].pid && !s->zygotes[i].busy && (s->zygotes[i].seed || !s->zygotes[i].joined);
+    for (unsigned i = 0; i < ZYGOTES; i++) n += s->zygotes[i].pid && !s->zygotes[i].busy && (s->zygotes[i].seed || s->zygotes[i].ordered || !s->zygotes[i].joined);
     return n;
 }
 
@@ -200,35 +224,42 @@ void seeds_refill_soon(struct spawner *s) {
 }
 
 int seeds_wait_ms(const struct spawner *s) {
-    uint64_t now = s->refill_at ? boottime_ns() : 0;
-    return !s->refill_at ? -1 : s->refill_at <= now ? 0 : (int)((s->refill_at - now) / 1000000u + 1);
+    uint64_t at = s->refill_at;
+    for (unsigned i = 0; i < ZYGOTES; i++) {
+        uint64_t late = s->zygotes[i].ordered ? s->zygotes[i].ordered + PATIENCE_NS : 0;
+        if (late && (!at || late < at)) at = late;
+    }
+    uint64_t now = at ? boottime_ns() : 0;
+    return !at ? -1 : at <= now ? 0 : (int)((at - now) / 1000000u + 1);
+}
+
+/* One that was stopped from outside, say. */
+static void drop_late(struct spawner *s) {
+    uint64_t now = boottime_ns();
+    for (unsigned i = 0; i < ZYGOTES; i++)
+        if (s->zygotes[i].ordered && s->zygotes[i].ordered + PATIENCE_NS <= now) barren(s, &s->zygotes[i], ETIMEDOUT);
 }
 
 void seeds_refill(struct spawner *s) {
     s->refill_at = 0;
+    drop_late(s);
     if (!worth_it(s) || s->stopping || boottime_ns() < s->barren_until) return;
     unsigned n = coming(s);
     for (unsigned i = 0; i < ZYGOTES && n < SEEDS; i++) {
         struct zygote *z = &s->zygotes[i];
-        if (!z->pid || z->busy || !z->joined || z->seed) continue;
+        if (!z->pid || z->busy || !z->joined || z->seed || z->ordered) continue;
         order_seed(s, z);
         n++;
     }
     for (; n < SEEDS; n++) add_zygote(s);
 }
 
-/* What cannot be made now is not tried again for a while: every sandbox's own process can do without. */
-static void barren(struct spawner *s, struct zygote *z, int err) {
-    if (!s->barren_until) note("zygote", "", err);
-    s->barren_until = boottime_ns() + BARREN_NS;
-    let_go(s, z);
-}
-
-/* It has joined, or cannot, or has ended. */
+/* It has joined, or cannot; it has forked; it has ended. */
 static void zygote_news(struct spawner *s, struct zygote *z) {
     int32_t err = EIO;
     ssize_t n = recv(z->end, &err, sizeof err, MSG_DONTWAIT);
     if (n < 0 && errno == EAGAIN) return;
+    if (n == sizeof err && z->ordered) return seed_told(s, z, err);
     if (n != sizeof err || err || z->joined) return barren(s, z, err);
     z->joined = true;
     seeds_refill(s);
@@ -250,11 +281,13 @@ void zygotes_news(struct spawner *s, pid_t pid) {
     else seed_news(s, z);
 }
 
-/* One of these was reaped. */
-bool zygote_ended(struct spawner *s, pid_t pid) {
+/* A child that is no sandbox was reaped: one of these, or an orphan of a sandbox of level `process`. */
+void child_ended(struct spawner *s, pid_t pid) {
     struct zygote *z = by_pid(s, pid);
+    if (z && z->pid == pid) z->pid = GONE;
+    else if (z) z->seed = 0;
     if (z) barren(s, z, ECHILD);
-    return z;
+    else if (any_ordered(s)) s->strays[s->n_strays++ % STRAYS] = pid;
 }
 
 bool seed_take(struct spawner *s, const struct request *q, const struct limits *limits, struct sprout *out) {
@@ -273,6 +306,12 @@ bool seed_take(struct spawner *s, const struct request *q, const struct limits *
     return true;
 }
 
+/* One was killed on its way: the others may have been, too, and have not come to die yet. The next sandbox is made without them. */
+void seeds_distrust(struct spawner *s) {
+    for (unsigned i = 0; i < ZYGOTES; i++)
+        if (s->zygotes[i].ready) barren(s, &s->zygotes[i], ECHILD);
+}
+
 /* The sandbox of a slot has ended: the slot is free, unless a zygote has it. */
 bool zygote_keeps(struct spawner *s, uint32_t slot) {
     struct zygote *z = zygote_of(s, slot);
@@ -284,8 +323,6 @@ void zygotes_stop(struct spawner *s) {
     for (unsigned i = 0; i < ZYGOTES; i++) {
         struct zygote *z = &s->zygotes[i];
         if (!z->pid) continue;
-        kill(z->pid, SIGKILL);
-        if (z->seed) kill(z->seed, SIGKILL);
         let_go(s, z);
     }
     for (int tries = 0; tries < 1000; tries++) { /* those let go earlier may still be on their way out */

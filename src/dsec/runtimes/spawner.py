@@ -199,6 +199,10 @@ class _Link:
                 raise RuntimeUnavailable(f"the spawner cannot be reached: {error.strerror}") from error
 
 
+def _nothing() -> None:
+    """There is nothing to do meanwhile."""
+
+
 class Spawner:
     """One spawner process of one level, started when first needed and again when it died.
 
@@ -386,6 +390,10 @@ class Spawner:
             Conflict, Busy, RuntimeUnavailable: with the step of the set-up that failed.
         """
         answer = await self._ask(Op.CREATE, request.encode(), fds, meanwhile)
+        if (
+            answer.errno == errno.ESRCH
+        ):  # killed on its way, perhaps while it waited, before it was anybody's: once more
+            answer = await self._ask(Op.CREATE, request.encode(), fds, _nothing)
         if not answer.errno:
             return spawn.decode_created(answer.body)
         words = f"sandbox {request.id}: set-up failed at {answer.step!r}: {os.strerror(answer.errno)}"
