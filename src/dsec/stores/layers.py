@@ -46,7 +46,9 @@ _ENTRIES: Final = 64  # more than this in a layer: destroying it is cheaper than
 _RESIDUE: Final = 256 * 1024  # bytes that a used slot may still be charged with (freed by the next commit)
 _WORK_ENTRIES: Final = 100_000  # what an overlay can have under way, at most
 _SEASON: Final = 100_000_000  # ns; older kernels tell change times in steps of up to 10 ms
-_IN_MEMORY: Final = 60.0  # seconds for which what was read of a layer is certainly not read from the disk again
+_IN_MEMORY: Final = (
+    60.0  # seconds for which what was read of a layer is certainly not read from the disk again
+)
 _SMALL_MIB: Final = 16  # a quota so small that a residue would matter gets a slot that was never used
 _THREADS: Final = 4
 _BREATH: Final = (
