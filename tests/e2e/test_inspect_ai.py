@@ -14,7 +14,7 @@ import tarfile
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -454,21 +454,29 @@ TASK = textwrap.dedent(
 )
 
 
-def _start(directory: Path, level: str, **env: str) -> subprocess.Popen[str]:
-    """An evaluation of its own process, its sandbox named on the command line, its level in the file beside the task."""
+@contextmanager
+def _started(directory: Path, level: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """An evaluation of its own process, its sandbox named on the command line, its level in the file beside the task.
+
+    It is killed in the end: what a test of it left running would fail those that follow.
+    """
     (directory / "tasks.py").write_text(TASK)
     (directory / "dsec.json").write_text(json.dumps({"level": level}))
     words = (
         "eval tasks.py --model mockllm/model --sandbox dsec --display none --log-dir logs --log-format json"
     )
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "inspect_ai", *words.split(), "--max-samples", "6"],
         cwd=directory,
         env={**os.environ, "INSPECT_LOG_LEVEL": "warning", "HOME": str(directory), **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 def _until_hanging(running: subprocess.Popen[str], directory: Path) -> None:
@@ -481,7 +489,8 @@ def _until_hanging(running: subprocess.Popen[str], directory: Path) -> None:
 
 @pytest.mark.slow
 def test_an_evaluation_by_name(tmp_path: Path, level: str) -> None:
-    said, _ = _start(tmp_path, level).communicate(timeout=90)
+    with _started(tmp_path, level) as running:
+        said, _ = running.communicate(timeout=90)
     (path,) = (tmp_path / "logs").glob("*.json")
     log = json.loads(path.read_text())
     assert log["status"] == "success", said
@@ -496,18 +505,18 @@ def test_an_evaluation_by_name(tmp_path: Path, level: str) -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_evaluation_leaves_nothing(tmp_path: Path, level: str) -> None:
-    running = _start(tmp_path, level, HANG=str(tmp_path / "hung-"))
-    _until_hanging(running, tmp_path)
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=30)
+    with _started(tmp_path, level, HANG=str(tmp_path / "hung-")) as running:
+        _until_hanging(running, tmp_path)
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=30)
 
 
 @pytest.mark.slow
 def test_a_killed_evaluation_is_cleaned_up_after(tmp_path: Path, level: str) -> None:
-    running = _start(tmp_path, level, HANG=str(tmp_path / "hung-"))
-    _until_hanging(running, tmp_path)
-    running.kill()
-    running.communicate(timeout=30)
+    with _started(tmp_path, level, HANG=str(tmp_path / "hung-")) as running:
+        _until_hanging(running, tmp_path)
+        running.kill()
+        running.communicate(timeout=30)
     words = ["-m", "inspect_ai", "sandbox", "cleanup", "dsec"]
     deadline = time.monotonic() + 20
     while list(Path(os.environ["TMPDIR"]).glob("dsec-*")):

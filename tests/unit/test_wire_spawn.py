@@ -129,9 +129,10 @@ def test_what_was_created_comes_back(pid: int, slot: int, oom: int, cpu: int) ->
 
 
 def test_another_version_is_not_believed() -> None:
-    assert spawn.decode_hello(struct.pack("<IIIi", 1, 42, 0, -941)) == (42, -941)
-    with pytest.raises(ProtocolError):
-        spawn.decode_hello(struct.pack("<IIIi", 2, 42, 0, 0))
+    assert spawn.decode_hello(struct.pack("<IIIi", spawn.VERSION, 42, 0, -941)) == (42, -941)
+    for other in (spawn.VERSION - 1, spawn.VERSION + 1):
+        with pytest.raises(ProtocolError):
+            spawn.decode_hello(struct.pack("<IIIi", other, 42, 0, 0))
 
 
 DECODERS = (spawn.decode, spawn.decode_hello, spawn.decode_created, spawn.decode_list, spawn.decode_ended)
