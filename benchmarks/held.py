@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import resource
 import signal
 import time
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ def _state(settle: float) -> State:
 
 def measure(options: argparse.Namespace) -> Findings:
     """Warm up, hold, look, probe, destroy."""
+    _allow_descriptors()
     creation: list[int] = []
     destruction: list[int] = []
     held: list[Sandbox] = []
@@ -92,6 +94,12 @@ def measure(options: argparse.Namespace) -> Findings:
         )
     peer, figures["bwrap_memory_mib"] = _bwraps(min(PEERS, options.n), options.settle)
     return Findings(samples=options.n, series=(*lines, peer), figures=figures)
+
+
+def _allow_descriptors() -> None:
+    """As many as the machine allows this process: each sandbox takes one, and shells begin with 1,024."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _edge(times: Sequence[int]) -> int:
