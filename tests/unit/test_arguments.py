@@ -31,6 +31,7 @@ async def dsec() -> AsyncIterator[AsyncDsec]:
         ("volumes", {"volumes": [("/tmp", "/x")]}),
         ("volumes", {"volumes": "/tmp:/x"}),
         ("volumes", {"volumes": ["/tmp:/a", "/usr:/a/"]}),
+        ("'/x' and '/x/y' lie in one another", {"volumes": ["/tmp:/x/y:ro", "/usr:/x-", "/usr:/x/"]}),
         ("volume target", {"volumes": ["/tmp:/proc"]}),
         ("volume target", {"volumes": ["/tmp:/x/../proc"]}),
         ("read_only", {"read_only": "no"}),
@@ -40,6 +41,12 @@ async def test_create(dsec: AsyncDsec, field: str, given: dict[str, Any]) -> Non
     with pytest.raises(BadRequest, match=field):
         await dsec.sandboxes.create(**given)
     assert await dsec.sandboxes.list() == ()
+
+
+async def test_volumes_beside_one_another(dsec: AsyncDsec) -> None:
+    sandbox = await dsec.sandboxes.create(volumes=["/tmp:/x", "/tmp:/xy", "/tmp:/x-/y:ro"])
+    spec = (await sandbox.inspect()).spec
+    assert [volume.target for volume in spec.volumes] == ["/x", "/xy", "/x-/y"]
 
 
 @pytest.mark.parametrize(

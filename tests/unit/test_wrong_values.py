@@ -52,8 +52,8 @@ ACTS: Final[dict[str, tuple[Callable[[AsyncDsec, AsyncSandbox], Act], dict[str, 
     "move": (lambda d, sb: sb.files.move, {"source": "g", "target": "h"}),
     "remove": (lambda d, sb: sb.files.remove, {"path": "g"}),
     "watch": (lambda d, sb: sb.files.watch, {}),
-    "upload": (lambda d, sb: sb.files.upload, {"local": "/nowhere", "path": "h"}),
-    "download": (lambda d, sb: sb.files.download, {"path": "f", "local": "/nowhere"}),
+    "upload": (lambda d, sb: sb.files.upload, {"local": "mine", "path": "h"}),
+    "download": (lambda d, sb: sb.files.download, {"path": "f", "local": "copy"}),
     "unpack": (lambda d, sb: sb.files.unpack, {"archive": b"", "path": "h"}),
     "pack": (lambda d, sb: sb.files.pack, {"path": "."}),
 }
@@ -75,6 +75,7 @@ async def dsec() -> AsyncIterator[AsyncDsec]:
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a wrong name of a local file may be a right one
+    Path("mine").write_bytes(b"x")
 
 
 async def _done(begun: object) -> None:

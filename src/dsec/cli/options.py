@@ -9,7 +9,7 @@ import typer
 
 from dsec.cli.attend import Asked
 from dsec.cli.output import STDIN, STDOUT, is_tty
-from dsec.client.requests import BASE, volume_of
+from dsec.client.requests import BASE, check_apart, volume_of
 from dsec.errors import BadRequest, NotFound, Unsupported
 from dsec.model.sandbox import Limits, Volume
 
@@ -125,35 +125,10 @@ def check_template(name: str) -> None:
 
 
 def volumes(given: Sequence[str] | None) -> tuple[Volume, ...]:
-    """``SOURCE:TARGET[:ro]`` each.
-
-    One below another is refused: its place would have to be made in the other's directory of this machine, and which of
-    them shows would depend on their order.
-
-    Raises: BadRequest.
-    """
-    found: list[Volume] = []
-    for text in given or ():
-        volume = volume_of(text)
-        other = next((one for one in found if _overlap(one.target, volume.target)), None)
-        if other is not None:
-            raise BadRequest(
-                f"volume: {shown(other)} and {shown(volume)} lie in one another",
-                hint="give each a place of its own, or show one directory that holds both",
-                targets=[other.target, volume.target],
-            )
-        found.append(volume)
-    return tuple(found)
-
-
-def shown(volume: Volume) -> str:
-    """A volume as it is written."""
-    return f"{volume.source}:{volume.target}{':ro' if volume.read_only else ''}"
-
-
-def _overlap(one: str, other: str) -> bool:
-    short, long = sorted((one, other), key=len)
-    return long == short or long.startswith(f"{short}/")
+    """``SOURCE:TARGET[:ro]`` each.  Raises: BadRequest."""
+    found = tuple([volume_of(text) for text in given or ()])
+    check_apart(found)
+    return found
 
 
 def check_net(net: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal as signals
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -168,10 +169,8 @@ def spec_of(
     if reserved is not None:
         raise BadRequest(f"labels: {shown(reserved)} begins with {RESERVED!r}, which is DSec's own")
     given = tuple([volume_of(volume) for volume in volumes])
-    targets = [volume.target for volume in given]
-    twice = next((target for target in targets if targets.count(target) > 1), None)
-    if twice is not None:
-        raise BadRequest(f"volumes: more than one has the target {shown(twice)}")
+    if len(given) > 1:
+        check_apart(given)
     return SandboxSpec(
         level=strength,
         limits=Limits() if limits is None else limits,
@@ -182,6 +181,22 @@ def spec_of(
         volumes=given,
         labels=MappingProxyType(dict(labels or {})),
     )
+
+
+def check_apart(volumes: Sequence[Volume]) -> None:
+    """A place below another would have to be made in the other's directory of this machine, and which of them shows would
+    depend on their order.
+
+    Raises: BadRequest.
+    """
+    targets = sorted(f"{volume.target}/" for volume in volumes)  # what lies below a target follows it at once
+    for one, other in itertools.pairwise(targets):
+        if other.startswith(one):
+            raise BadRequest(
+                f"volumes: {shown(one[:-1])} and {shown(other[:-1])} lie in one another",
+                hint="give each a place of its own, or show one directory that holds both",
+                targets=[one[:-1], other[:-1]],
+            )
 
 
 def volume_of(volume: Volume | str) -> Volume:
