@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsec import Dsec, Settings, Volume
-from dsec.errors import Unsupported
+from dsec.errors import BadRequest, Unsupported
 from dsec.model.sandbox import State
 
 pytestmark = pytest.mark.needs_root
@@ -53,6 +53,15 @@ def test_scratch_of_a_paused_sandbox_leaves_it_paused(dsec: Dsec) -> None:
         assert sandbox.inspect().state is State.PAUSED
 
 
+@pytest.mark.parametrize("target", ["/dev/null", "/etc/passwd", "/etc/passwd/below"])
+def test_a_volume_that_does_not_fit_its_place_is_the_callers_mistake(
+    dsec: Dsec, tmp_path: Path, target: str
+) -> None:
+    with pytest.raises(BadRequest, match="volumes: "):
+        dsec.sandboxes.create(volumes=[Volume(tmp_path, target)])
+    assert {one.state for one in dsec.sandboxes.list()} <= {State.FAILED}
+
+
 def test_a_volume_is_read_only_in_a_copy(dsec: Dsec, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with dsec.sandboxes.create(volumes=[Volume(tmp_path, "/data")]) as sandbox:
@@ -76,7 +85,7 @@ def test_a_ready_sandbox_is_claimed_once_and_is_clean(image_store: Path) -> None
                 sessions.add(sandbox.exec("echo $SESSION_ID").text)
             time.sleep(0.05)  # let one be made ahead
         assert len(sessions) == 6
-        assert not dsec.sandboxes.list()
+        assert {one.state for one in dsec.sandboxes.list()} <= {State.FAILED}
 
 
 def test_a_ready_sandbox_has_the_ttl_of_whoever_claims_it(image_store: Path) -> None:

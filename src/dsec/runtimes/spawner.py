@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dsec.errors import Busy, Conflict, DsecError, NotFound, ProtocolError, RuntimeUnavailable
+from dsec.errors import BadRequest, Busy, Conflict, DsecError, NotFound, ProtocolError, RuntimeUnavailable
 from dsec.model.sandbox import Level
 from dsec.wire import spawn
 from dsec.wire.spawn import Answer, Created, CreateRequest, EndedEvent, Listed, Op
@@ -387,7 +387,7 @@ class Spawner:
         """``meanwhile`` is called when the spawner has been asked; it must not raise.
 
         Raises:
-            Conflict, Busy, RuntimeUnavailable: with the step of the set-up that failed.
+            BadRequest, Conflict, Busy, RuntimeUnavailable: with the step of the set-up that failed.
         """
         answer = await self._ask(Op.CREATE, request.encode(), fds, meanwhile)
         if (
@@ -403,6 +403,12 @@ class Spawner:
         if answer.errno in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC):
             raise Busy(
                 words, hint="the machine holds all the processes or sandboxes it can: retry later", step=step
+            )
+        if step == "volumes":
+            raise BadRequest(
+                f"volumes: one of sandbox {request.id} cannot be put in its place: {os.strerror(code)}",
+                hint="a directory needs the place of a directory, a file that of a file, and the way there no links",
+                errno=code,
             )
         if answer.errno == errno.ECANCELED:
             raise RuntimeUnavailable(f"sandbox {request.id} was destroyed while it was made", step=step)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from anyio import to_thread
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dsec.errors import BadRequest, Conflict, NotFound, StorageFull, StoreDamaged, TooLarge
+from dsec.errors import BadRequest, Conflict, Denied, NotFound, StorageFull, StoreDamaged, TooLarge
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft, Finding, Json, Phase, Record
 from dsec.model.sandbox import SandboxInfo, State
@@ -294,6 +294,11 @@ class _Parts:
         with contextlib.ExitStack() as stack:
             try:
                 key = files.prepare()
+            except PermissionError as exc:
+                raise Denied(
+                    f"the journal cannot be opened: {exc}",
+                    hint="its files and their directory must belong to whoever runs this",
+                ) from exc
             except OSError as exc:
                 raise StorageFull(f"the journal cannot be made: {exc}") from exc
             self.sources = Sources(files.database, files.checkpoints, key.public_key())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
-from dsec.errors import Busy, DsecError, StorageFull, StoreDamaged
+from dsec.errors import Busy, Denied, DsecError, StorageFull, StoreDamaged
 
 Durability = Literal["process", "disk"]
 
@@ -55,7 +55,22 @@ def translate(exc: sqlite3.Error) -> DsecError:
             sqlite=name,
         )
     if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Busy(f"the journal is locked by another process: {exc} ({name})", sqlite=name)
+        return Busy(
+            f"the journal is locked by another process: {exc} ({name})",
+            hint="another engine or a tool has it open: try again when that has ended",
+            sqlite=name,
+        )
+    if code & 0xFF in (
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_AUTH,
+    ):
+        return Denied(
+            f"the journal cannot be opened: {exc} ({name})",
+            hint="its files and their directory must belong to whoever runs this",
+            sqlite=name,
+        )
     return StoreDamaged(
         f"the journal cannot be used: {exc} ({name})",
         hint="run `dsec audit verify`; restore a copy",
