@@ -47,7 +47,7 @@ _OUTPUT: Final = "100 MB of stdout, slower of two ways"
 _GIB: Final = {"file_size_mib": 1024.0}
 _SECONDS: Final = 60
 _THOUSAND: Final = 1000
-_FEW: Final = 5  # transfers of this size take seconds each
+_FEW: Final = 3  # transfers of this size take seconds each
 
 BARS: Final = (
     Bar(

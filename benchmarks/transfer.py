@@ -344,7 +344,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 SCRIPT = Script(
     name="transfer",
     claim="large files to and from a sandbox, 100 MB of standard output to the SDK",
-    n=5,
+    n=3,
     measure=measure,
     options=_options,
 )
