@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster
+from hypothesis import settings
 
 from dsec.testing import census
 
@@ -29,6 +30,10 @@ MAY_BLOCK = (
 
 COUNTED_TIERS = ("integration", "e2e")
 SETTLE_SECONDS = 3.0
+
+
+settings.register_profile("dsec", deadline=None)  # no test asserts that something was fast
+settings.load_profile("dsec")
 
 
 def pytest_configure(config: pytest.Config) -> None:

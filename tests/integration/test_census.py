@@ -52,8 +52,9 @@ def test_sees_a_daemon_of_ours(new: Callable[[], list[str]], tmp_path: Path) -> 
 def test_sees_a_descriptor(new: Callable[[], list[str]]) -> None:
     left, right = socket.socketpair()
     with left, right:
-        assert new() == ["descriptors: 2 more socket:[]"]
-    assert new() == []
+        # What another run on this machine is just making is nobody's for a moment.
+        assert _within(lambda: new() == ["descriptors: 2 more socket:[]"])
+    assert _within(lambda: new() == [])
 
 
 def test_sees_a_directory(new: Callable[[], list[str]], tmp_path_factory: pytest.TempPathFactory) -> None:
