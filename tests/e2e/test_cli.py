@@ -244,6 +244,24 @@ def test_signals_go_to_the_command(cli: Cli, level: str) -> None:
         assert process.stdout.read() == b"got\n"
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_hangup_ends_it_but_under_nohup(cli: Cli, level: str) -> None:
+    script = "echo ready; sleep 1; echo whole"
+    with cli.start("run", "--level", level, "--", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), b"ready")
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(PATIENCE) == 128 + signal.SIGHUP
+    words = ["nohup", DSEC, "run", "--level", level, "--", "sh", "-c", script]
+    with subprocess.Popen(
+        words, env=cli.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        read_until(process.stdout.fileno(), b"ready")
+        process.send_signal(signal.SIGHUP)
+        assert process.communicate(timeout=PATIENCE)[0].split() == [b"whole"]
+
+
 @pytest.mark.needs_root
 def test_a_command_that_ignores_three_interrupts_is_killed(cli: Cli) -> None:
     with cli.start("run", "--", "sh", "-c", "trap '' INT; echo ready; sleep 100; sleep 100") as process:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -408,3 +410,33 @@ def test_destroy_while_everything_runs(engine: Dsec, neighbour: Sandbox) -> None
         time.sleep(0.05)
         greedy.destroy()
         works(neighbour)
+
+
+FEW_FILES = """
+import resource, sys
+from pathlib import Path
+from dsec import Dsec, Settings
+from dsec.errors import Busy
+with Dsec(settings=Settings(images=Path(sys.argv[1]), pool=0)) as d:
+    held = [d.sandboxes.create(level=sys.argv[2])]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+    try:
+        while len(held) < 100:
+            held.append(d.sandboxes.create(level=sys.argv[2]))
+    except Busy as error:
+        print("BUSY", error.hint)
+    print(held[-1].exec("echo works").text)
+    held.pop().destroy()
+    print(d.sandboxes.create(level=sys.argv[2]).exec("echo again").text)
+"""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_engine_without_descriptors_says_so(image_store: Path, level: Level) -> None:
+    words = [sys.executable, "-c", FEW_FILES, str(image_store), level]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.split("\n")
+    assert said[0].startswith("BUSY"), done.stdout
+    assert "ulimit -n" in said[0]
+    assert said[1:4:2] == ["works", "again"]

@@ -164,6 +164,14 @@ async def test_background_is_recorded_though_nobody_waits(harness: Harness, sb: 
     assert "exec:result:ok" in await harness.acts(sb.id)
 
 
+async def test_one_that_is_just_ending_can_be_attached_to(sb: AsyncSandbox) -> None:
+    for _ in range(20):
+        p = await sb.start(["echo", "hello"])
+        said = b"".join([chunk.data async for chunk in p.output])
+        again = await sb.attach(p.id)  # whoever read its output to the end is the first to know
+        assert b"".join([chunk.data async for chunk in again.output]) == said != b""
+
+
 async def test_attach_by_id_and_offset(sb: AsyncSandbox) -> None:
     p = await sb.start(["echo", "hello"])
     await p.wait()

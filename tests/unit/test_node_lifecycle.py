@@ -364,6 +364,48 @@ async def test_a_private_engine_takes_its_sandboxes_with_it(harness: Harness) ->
     assert {row.state for row in await harness.store.list()} == {State.GONE}
 
 
+async def test_closing_waits_for_as_many_as_there_are(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dsec.node.engine.CLOSE_PATIENCE", 0.2)
+    turn = asyncio.Lock()
+    really = harness.runtime.destroy
+
+    async def slowly(sandbox: SandboxId) -> None:
+        async with turn:
+            await asyncio.sleep(0.02)
+        await really(sandbox)
+
+    async with harness.open() as opened:
+        for _ in range(20):
+            await opened.sandboxes.create()
+        monkeypatch.setattr(harness.runtime, "destroy", slowly)
+    assert harness.runtime.sandboxes == {}
+    assert caplog.messages == []
+
+
+async def test_closing_names_what_does_not_end_and_leaves_it(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dsec.node.engine.CLOSE_PATIENCE", 0.1)
+    really = harness.runtime.destroy
+
+    async with harness.open() as opened:
+        stuck = [(await opened.sandboxes.create()).id for _ in range(7)]
+        await opened.sandboxes.create()
+
+        async def never(sandbox: SandboxId) -> None:
+            if sandbox in stuck:
+                await asyncio.get_running_loop().create_future()
+            await really(sandbox)
+
+        monkeypatch.setattr(harness.runtime, "destroy", never)
+    assert set(harness.runtime.sandboxes) == set(stuck)
+    (told,) = caplog.messages
+    assert told.startswith("7 sandboxes were not destroyed")
+    assert told.endswith(", ...")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "field"),
     [

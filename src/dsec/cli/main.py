@@ -151,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if switches.debug:
             raise
         _complain_of_file(error)
+        sys.stdout = None  # Python 3.11.2 would try what is left in it again at the end
         sys.exit(DENIED if isinstance(error, PermissionError) else OTHER)
     except SystemExit:
         if sys.stdout is not ours:  # typer put another in its place: who read the help has gone

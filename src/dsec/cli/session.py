@@ -40,7 +40,8 @@ class Signals:
         self._count = 0
         self.first = 0
         for signo in _CAUGHT:
-            self._loop.add_signal_handler(signo, self._caught, signo)
+            if signo != signal.SIGHUP or signal.getsignal(signo) is not signal.SIG_IGN:  # under `nohup`
+                self._loop.add_signal_handler(signo, self._caught, signo)
 
     def _caught(self, signo: int) -> None:
         if self._forward is not None:

@@ -32,6 +32,7 @@ from dsec.ports.trees import Trees
 
 log: Final = logging.getLogger("dsec.engine")
 CLOSE_PATIENCE: Final = 30.0  # seconds
+_NAMED: Final = 5
 
 
 class Engine:
@@ -125,16 +126,29 @@ class Engine:
             await asyncio.wait([run.settled for run in runs], timeout=CLOSE_PATIENCE)
 
     async def _end_all(self, handles: tuple[Handle, ...]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for handle in handles:
-                group.create_task(self._end(handle))
-
-    async def _end(self, handle: Handle) -> None:
+        """However many they are: patience begins anew with each that is done."""
+        left = {handle.id for handle in handles}
         try:
-            async with asyncio.timeout(CLOSE_PATIENCE):
-                await self.lifecycle.destroy(handle.id, reason="the engine closed")
+            async with asyncio.timeout(CLOSE_PATIENCE) as patience, asyncio.TaskGroup() as group:
+                for handle in handles:
+                    group.create_task(self._end(handle, left, patience))
+        except TimeoutError:
+            log.warning(
+                "%d sandboxes were not destroyed, and none within the last %g s: %s%s",
+                len(left),
+                CLOSE_PATIENCE,
+                ", ".join(sorted(left)[:_NAMED]),
+                ", ..." if len(left) > _NAMED else "",
+            )
+
+    async def _end(self, handle: Handle, left: set[SandboxId], patience: asyncio.Timeout) -> None:
+        try:
+            await self.lifecycle.destroy(handle.id, reason="the engine closed")
         except (DsecError, OSError, TimeoutError) as exc:
-            log.warning("%s could not be destroyed: %s", handle.id, exc)
+            log.warning("%s could not be destroyed: %s", handle.id, str(exc) or type(exc).__name__)
+        left.discard(handle.id)
+        if not patience.expired():
+            patience.reschedule(asyncio.get_running_loop().time() + CLOSE_PATIENCE)
 
     async def _reap(self, sandbox: SandboxId, reason: str) -> None:
         await self.lifecycle.destroy(sandbox, reason=reason)

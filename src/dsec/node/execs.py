@@ -166,7 +166,8 @@ class Execs(ExecService):
 
     def _keep(self, run: Run) -> None:
         """Launch it as one that can be found again after its end."""
-        self._runner.launch(run).add_done_callback(lambda _: self._shelf.put(run))
+        run.leaving = self._shelf.put  # before it leaves its sandbox: at every moment it is in one of the two
+        self._runner.launch(run)
 
     def recover(self, handle: Handle, info: ExecInfo) -> None:
         """Follow a command that an earlier engine started."""

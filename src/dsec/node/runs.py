@@ -46,6 +46,7 @@ class Run:
     ``task``: of those that are not driven by whoever waits for them; ``driven``: it has begun.
     ``verdict``: why it is no longer followed. ``result`` or ``error``: what whoever drove it was told.
     ``intended``, ``recording``: the append of its intent, of its end, has begun.
+    ``leaving`` is called with it just before its sandbox forgets it.
     """
 
     id: ExecId
@@ -70,6 +71,7 @@ class Run:
     stdin_closed: bool = False
     unwanted: bool = False
     over: bool = False
+    leaving: Callable[[Run], None] | None = None
     _settled: asyncio.Future[None] | None = None
 
     @property
@@ -185,6 +187,8 @@ class Runner:
     def _leave(self, run: Run) -> None:
         handle = run.handle
         run.output.finish()
+        if run.leaving is not None:
+            run.leaving(run)
         handle.runs.pop(run.id, None)
         handle.busy -= 1
         handle.used = self._clock.boot()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from abc import abstractmethod
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
-from dsec.errors import CleanupFailed, DsecError, NotFound, RuntimeUnavailable, Unsupported
+from dsec.errors import Busy, CleanupFailed, DsecError, NotFound, RuntimeUnavailable, Unsupported
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Flag, Metrics
 from dsec.ports.guest import Guest
@@ -140,7 +141,7 @@ class SpawnedRuntime(Runtime):
                     request, [listener.fileno(), *fds], lambda: self._reach_early(plan.id)
                 )
         except OSError as error:
-            raise RuntimeUnavailable(f"sandbox {plan.id}: {error.strerror}: {error.filename}") from error
+            raise _not_made(plan.id, error) from error
         finally:
             for fd in fds:
                 os.close(fd)
@@ -296,3 +297,11 @@ def _words(event: EndedEvent, oom: bool) -> str:
 def base_flags(hierarchy_flags: frozenset[Flag]) -> frozenset[Flag]:
     """Flags that every level made by the spawner has."""
     return hierarchy_flags | {Flag.PTY}
+
+
+def _not_made(sandbox: SandboxId, error: OSError) -> DsecError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "destroy a sandbox, or allow more (`ulimit -n`): each takes one descriptor of its engine's process"
+        return Busy(f"sandbox {sandbox}: {error.strerror}", hint=hint)
+    where = f": {error.filename}" if error.filename else ""
+    return RuntimeUnavailable(f"sandbox {sandbox}: {error.strerror}{where}")
