@@ -10,13 +10,34 @@ from dsec.model.ids import SandboxId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageConfig:
+    """What the maker of an OCI image says about running it; kept as found, obeyed by nobody yet.
+
+    ``env``: ``NAME=value`` strings. ``user``: a name or number, perhaps ``user:group``; "" is root.
+    """
+
+    env: tuple[str, ...] = ()
+    working_dir: str = ""
+    user: str = ""
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """A read-only tree. ``path``: its EROFS file. ``digest``: over the canonical tree, ``sha256:…``."""
+    """A read-only tree. ``path``: its EROFS file. ``digest``: over the canonical tree, ``sha256:…``.
+
+    ``name`` is what was used, ``asked`` what was asked for when an alias led to it, else "". ``sources``: digests by which
+    others know it (of its manifest, of the index that named the manifest). ``mutable``: it is not content-addressed.
+    """
 
     name: str
     digest: str
     path: Path
     mutable: bool = False
+    asked: str = ""
+    sources: tuple[str, ...] = ()
+    config: ImageConfig | None = None
 
 
 class Images(ABC):
@@ -26,10 +47,16 @@ class Images(ABC):
     async def get(self, name: str) -> Image:
         """The image of that name, built first when it is a base that can be built here.
 
+        A name that ends in ``@sha256:…`` accepts that content only: the digest of the tree, or one of ``sources``.
+
         Raises:
+            BadRequest: not a name, or what it names is no image (a hostile or malformed archive).
             NotFound: no such image.
+            Conflict: the content is not that of the pinned digest.
+            TooLarge: more bytes or entries than an image may have.
             Unsupported: it cannot be built on this machine; the reason and the packages to install are in the message.
             StoreDamaged: the stored file is not what was stored.
+            Busy, StorageFull.
         """
 
     @abstractmethod
