@@ -481,8 +481,10 @@ async def open_engine(settings: Settings) -> Services:
                 runtimes=parts.runtimes,
                 journal=store,
                 sandboxes=store,
+                snapshots=store.snapshots,
                 trees=Archives(),
                 layers=parts.layers,
+                kept=parts.layers.snapshots if parts.layers is not None else None,
                 durable=state.durable,
             )
         )
@@ -493,14 +495,7 @@ async def open_engine(settings: Settings) -> Services:
 
 def _closing(services: Services, stack: contextlib.AsyncExitStack) -> Services:
     """The same services, whose ``close`` also closes what they stand on."""
-    return Services(
-        sandboxes=services.sandboxes,
-        execs=services.execs,
-        files=services.files,
-        trees=services.trees,
-        observe=services.observe,
-        close=stack.aclose,
-    )
+    return replace(services, close=stack.aclose)
 
 
 def connector(home: Home, settings: Settings) -> Connect:

@@ -11,6 +11,7 @@ from dsec.client.aio_link import AsyncLink, Connect
 from dsec.client.requests import (
     BASE,
     GIB,
+    MOST_CHILDREN,
     NEVER_HAD,
     SIGKILL,
     Argv,
@@ -19,9 +20,11 @@ from dsec.client.requests import (
     closed,
     collected,
     content_of,
+    each,
     exec_request,
     fed_at_start,
     killed,
+    kind_of,
     pty_size,
     spec_of,
     states_of,
@@ -39,9 +42,10 @@ from dsec.model.files import (
     Transfer,
     WriteOptions,
 )
-from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id
+from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id, parse_snapshot_id
 from dsec.model.journal import Record
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, State
+from dsec.model.snapshots import SnapshotInfo, SnapshotKind
 from dsec.ports.engine import ExecSession
 
 
@@ -55,6 +59,7 @@ class AsyncDsec:
     def __init__(self, connect: Connect) -> None:
         self._link = AsyncLink(connect)
         self.sandboxes = AsyncSandboxes(self._link)
+        self.snapshots = AsyncSnapshots(self._link)
 
     async def open(self) -> Self:
         """Open it; twice is no error.  Raises: RuntimeUnavailable, StoreDamaged, Conflict: it cannot be opened."""
@@ -86,7 +91,7 @@ class AsyncSandboxes:
 
     async def create(
         self,
-        template: str = BASE,
+        template: str | SnapshotInfo = BASE,
         *,
         level: Level | str = Level.CONTAINER,
         ttl: float = 0.0,
@@ -100,7 +105,7 @@ class AsyncSandboxes:
         """Make a sandbox, completely or not at all. As a context manager it is destroyed at the end.
 
         Args:
-            template: what its files begin as; "base" always exists.
+            template: what its files begin as: a name ("base" always exists) or a snapshot.
             level: how strongly it is isolated; one that cannot be had is refused, never lowered.
             ttl: seconds until it is destroyed, 0 = never. idle: seconds without any act until then, 0 = never.
             limits: hard ceilings, each with a default.
@@ -109,13 +114,14 @@ class AsyncSandboxes:
             volumes: :class:`~dsec.model.sandbox.Volume` values or ``SOURCE:TARGET[:ro]``.
 
         Raises:
-            BadRequest, NotFound: an argument; the template.
+            BadRequest, NotFound: an argument; the template or snapshot.
             IsolationUnavailable: this machine or user cannot have that level.
             Busy: a bound is reached now.
             RuntimeUnavailable, StorageFull: it could not be made; nothing is left behind.
         """
+        snapshot = template if isinstance(template, SnapshotInfo) else None
         spec = spec_of(
-            template,
+            BASE if isinstance(template, SnapshotInfo) else template,
             level=level,
             limits=limits,
             ttl=ttl,
@@ -127,7 +133,9 @@ class AsyncSandboxes:
         )
         sandboxes = self._link.services.sandboxes
         return await self._link.make(
-            sandboxes.create(spec),
+            sandboxes.create(spec)
+            if snapshot is None
+            else self._link.services.snapshots.create(snapshot.id, spec),
             lambda info: AsyncSandbox(self._link, info),
             lambda info: sandboxes.destroy(info.id, reason=NEVER_HAD),
         )
@@ -140,6 +148,26 @@ class AsyncSandboxes:
     async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
         """Those in these ``states``, oldest first; by default all that are not gone."""
         return await self._link.call(self._link.services.sandboxes.list(states_of(states)))
+
+
+class AsyncSnapshots:
+    """The snapshots of an engine. Those of a private engine end with it."""
+
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+
+    async def get(self, id: str) -> SnapshotInfo:
+        """The snapshot of that ``id``.  Raises: NotFound: there is none. BadRequest: not the form of an id."""
+        return await self._link.call(self._link.services.snapshots.get(parse_snapshot_id(id)))
+
+    async def list(self, sandbox: str = "") -> tuple[SnapshotInfo, ...]:
+        """Those of the ``sandbox`` with that id (it may have ended), or all; oldest first.  Raises: BadRequest: not the form of an id."""
+        of = parse_sandbox_id(sandbox) if sandbox else None
+        return await self._link.call(self._link.services.snapshots.list(of))
+
+    async def remove(self, id: str) -> None:
+        """Remove the snapshot of that ``id``; sandboxes that began with it keep their files. Twice is no error.  Raises: BadRequest: not the form of an id."""
+        await self._link.call(self._link.services.snapshots.remove(parse_snapshot_id(id)))
 
 
 class AsyncSandbox:
@@ -312,6 +340,61 @@ class AsyncSandbox:
     async def extend(self, ttl: float) -> SandboxInfo:
         """Let it live ``ttl`` seconds from now, 0 = without end.  Raises: NotFound, Conflict, SandboxFailed: it does not run."""
         return self._told(await self._link.call(self._link.services.sandboxes.extend(self._info.id, ttl)))
+
+    async def snapshot(self, kind: SnapshotKind | str = SnapshotKind.FILES) -> SnapshotInfo:
+        """Keep its files as they are now; it stands still for a few milliseconds. When this returns, the snapshot is whole.
+
+        Args:
+            kind: what is kept: "files".
+
+        Raises:
+            Unsupported: its level has no snapshots, or not of that kind. BadRequest: the kind.
+            StorageFull: there is no room. NotFound, Conflict, SandboxFailed: it does not run.
+        """
+        work = self._link.services.snapshots.take(self._info.id, kind_of(kind))
+        return await self._link.call(work)
+
+    async def fork(
+        self, count: int = 1, *, kind: SnapshotKind | str = SnapshotKind.FILES
+    ) -> list[AsyncSandbox]:
+        """Make sandboxes whose files begin as this one's are now: all of them, or none. They share what none of them changes.
+
+        Processes are not copied. Each has its own id and SESSION_ID, and this one's limits, variables and time to live, counted anew; its volumes
+        are read-only.
+
+        Args:
+            count: how many, at most 1,000.
+            kind: what they begin with: "files".
+
+        Raises:
+            BadRequest, Unsupported: the count; its level has no snapshots.
+            Busy, StorageFull, RuntimeUnavailable: not all could be made; none is left.
+            NotFound, Conflict, SandboxFailed: it does not run.
+        """
+        kind_of(kind)
+        check_count("count", count, 1, MOST_CHILDREN)
+        sandboxes = self._link.services.sandboxes
+        made = await self._link.make(
+            self._link.services.snapshots.fork(self._info.id, count),
+            lambda fork: fork.children,
+            lambda fork: each(fork.children, lambda child: sandboxes.destroy(child, reason=NEVER_HAD)),
+        )
+        return [AsyncSandbox(self._link, await self._link.call(sandboxes.get(child))) for child in made]
+
+    async def rollback(self, snapshot: SnapshotInfo | str) -> SandboxInfo:
+        """Make its files those of a snapshot again. All its processes end first: commands that ran end with UnknownOutcome.
+
+        Args:
+            snapshot: one of this sandbox, or of another of the same level and base; or its id.
+
+        Raises:
+            NotFound, BadRequest: the snapshot. Conflict: it is of another level or base; the sandbox is paused or does not run.
+            Unsupported: its level has no snapshots.
+        """
+        chosen = snapshot.id if isinstance(snapshot, SnapshotInfo) else parse_snapshot_id(snapshot)
+        return self._told(
+            await self._link.call(self._link.services.snapshots.rollback(self._info.id, chosen))
+        )
 
     async def destroy(self, reason: str = "asked") -> None:
         """End it and remove everything. Twice is no error.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal as signals
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
-from dsec.errors import BadRequest, NotFound, TooLarge
+from dsec.errors import BadRequest, NotFound, TooLarge, Unsupported
 from dsec.model.checks import (
     check_count,
     check_mapping,
@@ -22,12 +22,16 @@ from dsec.model.checks import (
 )
 from dsec.model.execs import ExecRequest, PtySize
 from dsec.model.sandbox import Level, Limits, SandboxSpec, State, Volume
+from dsec.model.snapshots import SnapshotKind
 from dsec.ports.engine import ExecSession
+
+T = TypeVar("T")
 
 Argv = str | Sequence[str | bytes | Path]
 """One string for a shell, or a program and its arguments."""
 
 GIB: Final = 2**30
+MOST_CHILDREN: Final = 1000  # of one fork
 PIECE: Final = 1 << 20
 BASE: Final = "base"
 RESERVED: Final = "dsec."
@@ -197,6 +201,28 @@ def check_apart(volumes: Sequence[Volume]) -> None:
                 hint="give each a place of its own, or show one directory that holds both",
                 targets=[one[:-1], other[:-1]],
             )
+
+
+def kind_of(kind: SnapshotKind | str) -> SnapshotKind:
+    """Raises: BadRequest. Unsupported: processes and their memory cannot be kept."""
+    if kind == "memory":
+        raise Unsupported(
+            "kind: the memory of a sandbox cannot be kept: its processes are not part of it",
+            hint="kind='files'",
+        )
+    try:
+        return SnapshotKind(kind)
+    except ValueError:
+        have = ", ".join(SnapshotKind)
+        raise BadRequest(
+            f"kind: there is no kind {shown(kind)} of snapshots here", hint=f"choose one of {have}"
+        ) from None
+
+
+async def each(values: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
+    """Do it with each, one after the other."""
+    for value in values:
+        await work(value)
 
 
 def volume_of(volume: Volume | str) -> Volume:

@@ -12,11 +12,13 @@ from dsec.model.checks import shown
 SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
 EngineId = NewType("EngineId", str)
+SnapshotId = NewType("SnapshotId", str)
 
 _LENGTH: Final = 26
 _CHARACTERS: Final = b"abcdefghijklmnopqrstuvwxyz234567" * 8  # a byte chooses evenly: five bits a character
 _SANDBOX: Final = re.compile(r"sb-[a-z2-7]{26}")
 _EXEC: Final = re.compile(r"ex-[a-z2-7]{26}")
+_SNAPSHOT: Final = re.compile(r"sn-[a-z2-7]{26}")
 
 
 def _fresh(prefix: str) -> str:
@@ -39,6 +41,11 @@ def new_engine_id() -> EngineId:
     return EngineId(_fresh("en-"))
 
 
+def new_snapshot_id() -> SnapshotId:
+    """A new snapshot id."""
+    return SnapshotId(_fresh("sn-"))
+
+
 def new_session_id() -> str:
     """The ``SESSION_ID`` of one run of a sandbox."""
     return _fresh("se-")
@@ -58,3 +65,13 @@ def parse_exec_id(text: str) -> ExecId:
     if not isinstance(given, str) or not _EXEC.fullmatch(given):
         raise BadRequest(f"exec id: {shown(text)} is not an exec id", hint="an id is 'ex-' and 26 of a-z2-7")
     return ExecId(text)
+
+
+def parse_snapshot_id(text: str) -> SnapshotId:
+    """Raises: BadRequest: not the form of a snapshot id."""
+    given: object = text
+    if not isinstance(given, str) or not _SNAPSHOT.fullmatch(given):
+        raise BadRequest(
+            f"snapshot id: {shown(text)} is not a snapshot id", hint="an id is 'sn-' and 26 of a-z2-7"
+        )
+    return SnapshotId(text)

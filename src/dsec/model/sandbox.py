@@ -42,6 +42,7 @@ class Flag(StrEnum):
     USERS = "users"  # `user=` chooses who runs a command; root inside is nobody outside
     PAUSE = "pause"  # processes can be frozen
     SCRATCH = "scratch"  # one exec in a throw-away copy-on-write child
+    SNAPSHOTS = "snapshots"  # its files can be kept as they are now, forked and rolled back
     PRIVATE_UID = "private_uid"  # a host uid that no other sandbox and nobody else has
     CROSS_EXEC_SIGNALS = "cross_exec_signals"  # commands of one sandbox can signal one another
     PTY = "pty"

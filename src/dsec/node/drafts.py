@@ -9,7 +9,7 @@ from typing import Final
 
 from dsec.errors import DsecError
 from dsec.model.execs import Command, ExecRequest, ExecResult, Exit
-from dsec.model.ids import ExecId, SandboxId
+from dsec.model.ids import ExecId, SandboxId, SnapshotId
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import Limits, SandboxInfo
 from dsec.node.output import Output
@@ -28,8 +28,8 @@ def digest(data: bytes) -> str:
     return "sha256:" + sha256(data).hexdigest()
 
 
-def created(info: SandboxInfo) -> Draft:
-    """Intent to make a sandbox."""
+def created(info: SandboxInfo, files_of: SandboxId | SnapshotId | None = None) -> Draft:
+    """Intent to make a sandbox. ``files_of``: what its files begin as, if that is no image."""
     spec, limits = info.spec, info.spec.limits
     payload: dict[str, Json] = {
         "level": spec.level.value,
@@ -42,6 +42,8 @@ def created(info: SandboxInfo) -> Draft:
         "volumes": _fitting([f"{v.source}:{v.target}" for v in spec.volumes], MAX_ARGV),
         "limits": dict(zip(_LIMITS, _limits_of(limits), strict=True)),
     }
+    if files_of is not None:
+        payload["files_of"] = files_of
     return Draft(chain=info.id, act="sandbox.create", phase=Phase.INTENT, payload=payload)
 
 

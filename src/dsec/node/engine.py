@@ -23,11 +23,12 @@ from dsec.node.reaper import Reaper
 from dsec.node.reconciler import Reconciler
 from dsec.node.runs import Runner
 from dsec.node.scratch import ScratchExecs
+from dsec.node.snapshots import Snapshotting
 from dsec.node.work import Work
 from dsec.ports.engine import Services
-from dsec.ports.journal import Journal, Sandboxes
+from dsec.ports.journal import Journal, Sandboxes, SnapshotRecords
 from dsec.ports.runtime import Ended, Runtime
-from dsec.ports.storage import Layers
+from dsec.ports.storage import Layers, Snapshots
 from dsec.ports.trees import Trees
 
 log: Final = logging.getLogger("dsec.engine")
@@ -40,6 +41,7 @@ class Engine:
 
     Args:
         runtimes: by level; what is missing is refused with `isolation_unavailable`. Their ``on_ended`` is :meth:`ended`.
+        layers, kept: writable layers and snapshots of them, where a level has any.
         durable: sandboxes outlive this engine, and :meth:`open` adopts those of an earlier one.
         retry: seconds before a failed clean-up is tried again, doubling.
     """
@@ -50,8 +52,10 @@ class Engine:
         runtimes: Mapping[Level, Runtime],
         journal: Journal,
         sandboxes: Sandboxes,
+        snapshots: SnapshotRecords,
         trees: Trees,
         layers: Layers | None = None,
+        kept: Snapshots | None = None,
         durable: bool = False,
         clock: Clock | None = None,
         retry: float = FIRST_WAIT,
@@ -75,9 +79,11 @@ class Engine:
         self.reconciler = Reconciler(
             runtimes, layers, kit, self.lifecycle, self.execs, self.janitor, self.reaper.watch
         )
+        self.snapshots = Snapshotting(kept, snapshots, self.lifecycle, kit)
         doing = Doing(kit)
         self._services = Services(
             sandboxes=self.lifecycle,
+            snapshots=self.snapshots,
             execs=ScratchExecs(self.execs, self.lifecycle, kit),
             files=Files(doing),
             trees=WholeTrees(doing, trees),
@@ -95,6 +101,7 @@ class Engine:
         await asyncio.to_thread(self.kit.clock.now)
         if self._durable:
             await self.reconciler.compare()
+            await self.snapshots.compare()
         self.kit.work.spawn(self.reaper.run())
         self.kit.work.spawn(self.reconciler.run())
         return self._services

@@ -38,6 +38,7 @@ class Handle:
         told: ended commands, recorded, that the guest may forget.
         oom_kills: as last read. failure: why it died. unsaid: why it is being destroyed, while that could not be recorded. unsettled: its execs are still to be matched with the journal;
             settling: that is being done.
+        remaking: it is being rolled back.
         removal: the destroy in progress. ending: set when its end has begun. over: set when it has ended and nothing is left.
     """
 
@@ -52,6 +53,7 @@ class Handle:
     failure: str = ""
     unsaid: str = ""
     unsettled: bool = False
+    remaking: bool = False
     guest: Guest | None = None
     env: dict[str, str] = field(default_factory=dict)
     runs: dict[ExecId, Ongoing] = field(default_factory=dict)
@@ -100,6 +102,13 @@ def absent(sandbox: SandboxId) -> NotFound:
     return NotFound(f"there is no sandbox {sandbox}", sandbox=sandbox)
 
 
+def _made(handle: Handle) -> Handle:
+    """Raises: Conflict: it is being rolled back."""
+    if handle.remaking:
+        raise Conflict(f"{handle.id} is being rolled back", hint="try again", sandbox=handle.id)
+    return handle
+
+
 class Table:
     """All handles, by id."""
 
@@ -137,14 +146,14 @@ class Table:
         """Raises: NotFound, SandboxFailed, Conflict: it does not run."""
         handle = self._handles.get(sandbox)
         if handle is not None and handle.info.state is State.RUNNING:
-            return handle
+            return _made(handle)
         raise refusal(await self.info(sandbox))
 
     async def present(self, sandbox: SandboxId) -> Handle:
         """One that runs or is paused.  Raises: NotFound, SandboxFailed, Conflict."""
         handle = self._handles.get(sandbox)
         if handle is not None and handle.info.state in (State.RUNNING, State.PAUSED):
-            return handle
+            return _made(handle)
         raise refusal(await self.info(sandbox))
 
     @contextmanager

@@ -17,10 +17,11 @@ from dsec.errors import (
     IsolationUnavailable,
     RuntimeUnavailable,
     StorageFull,
+    UnknownOutcome,
     Unsupported,
 )
 from dsec.model.checks import check_seconds
-from dsec.model.ids import SandboxId, new_sandbox_id, new_session_id
+from dsec.model.ids import SandboxId, SnapshotId, new_sandbox_id, new_session_id
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.node import drafts
@@ -33,6 +34,7 @@ from dsec.ports.runtime import Ended, Plan, Runtime
 
 OK: Final[Mapping[str, Json]] = MappingProxyType({"outcome": "ok"})
 NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
+ROLLBACK: Final = "sandbox.rollback"
 TRIES: Final = 8
 GRACE: Final = (
     1.0  # seconds after its deadline at which the spawner ends a sandbox that the engine did not end
@@ -40,6 +42,7 @@ GRACE: Final = (
 RECORD_PATIENCE: Final = 5.0  # seconds for commands in flight to record how they were cut off
 
 Watch = Callable[[Handle], None]
+Source = SandboxId | SnapshotId
 
 
 class Lifecycle(SandboxService):
@@ -76,19 +79,19 @@ class Lifecycle(SandboxService):
             )
         return runtime
 
-    async def create(self, spec: SandboxSpec, *, parent: SandboxId | None = None) -> SandboxInfo:
-        """See :class:`SandboxService`; with ``parent`` its files begin as a copy of that sandbox's."""
+    async def create(self, spec: SandboxSpec, *, files_of: Source | None = None) -> SandboxInfo:
+        """See :class:`SandboxService`; with ``files_of`` its files begin as a copy of that sandbox's or snapshot's."""
         if self.closing:
             raise Conflict("the engine is closing")
-        handle = self._new(spec, self.runtime(spec.level), parent)
+        handle = self._new(spec, self.runtime(spec.level), files_of)
         return await settled(
-            self._kit.work.start(self._create(handle, parent)),
+            self._kit.work.start(self._create(handle, files_of)),
             lambda: self._kit.work.spawn(self._give_up(handle)),
         )
 
-    def _new(self, spec: SandboxSpec, runtime: Runtime, parent: SandboxId | None) -> Handle:
+    def _new(self, spec: SandboxSpec, runtime: Runtime, files_of: Source | None) -> Handle:
         now = self._kit.clock.now()
-        sandbox = runtime.reserve(spec) if parent is None else new_sandbox_id()
+        sandbox = runtime.reserve(spec) if files_of is None else new_sandbox_id()
         place = runtime.place(sandbox)
         info = SandboxInfo(
             id=sandbox,
@@ -105,10 +108,10 @@ class Lifecycle(SandboxService):
         deadline = now.boot + spec.ttl if spec.ttl else 0.0
         return Handle(info, runtime, place, deadline=deadline, used=now.boot)
 
-    async def _create(self, handle: Handle, parent: SandboxId | None) -> SandboxInfo:
+    async def _create(self, handle: Handle, files_of: Source | None) -> SandboxInfo:
         try:
             async with handle.lock:
-                await self._make(handle, parent)
+                await self._make(handle, files_of)
         except Exception as exc:
             error = exc if isinstance(exc, DsecError) else RuntimeUnavailable(f"create failed: {exc!r}")
             await self._undo(handle, error)
@@ -120,11 +123,11 @@ class Lifecycle(SandboxService):
         self._watch(handle)
         return handle.info
 
-    async def _make(self, handle: Handle, parent: SandboxId | None) -> None:
-        await self._kit.sandboxes.add(handle.info, drafts.created(handle.info))
+    async def _make(self, handle: Handle, files_of: Source | None) -> None:
+        await self._kit.sandboxes.add(handle.info, drafts.created(handle.info, files_of))
         self._kit.table.add(handle)
         running = await handle.runtime.create(
-            replace(plan_for(handle.id, handle.info.spec, handle.deadline), parent=parent)
+            replace(plan_for(handle.id, handle.info.spec, handle.deadline), files_of=files_of)
         )
         await self._kit.guests.warm(handle)
         handle.place = handle.runtime.place(handle.id)
@@ -146,6 +149,43 @@ class Lifecycle(SandboxService):
             pass
         if handle.info.state is State.RUNNING:
             await self.destroy(handle.id, reason="its creator vanished")
+
+    # Going back
+
+    async def remake(self, handle: Handle, snapshot: SnapshotId) -> SandboxInfo:
+        """End its processes and let it begin again with the files of a snapshot. What fails on the way fails the sandbox.
+
+        Raises:
+            Conflict: it does not run any more.
+        """
+        async with handle.lock:
+            if handle.info.state is not State.RUNNING:
+                raise Conflict(f"{handle.id} is {handle.info.state}", state=handle.info.state.value)
+            facts: dict[str, Json] = {"snapshot": snapshot}
+            await self._kit.journal.append(
+                Draft(chain=handle.id, act=ROLLBACK, phase=Phase.INTENT, ref=snapshot, payload=facts)
+            )
+            handle.remaking = True
+            try:
+                await self._begin_again(handle, snapshot)
+            except Exception as exc:
+                ended = Ended(id=handle.id, reason=f"its rollback failed: {exc}")
+                self._kit.work.spawn(self.died(handle, ended))  # needs the lock, which goes first
+                raise
+            finally:
+                handle.remaking = False
+        return handle.info
+
+    async def _begin_again(self, handle: Handle, snapshot: SnapshotId) -> None:
+        await handle.runtime.destroy(handle.id)
+        await self._cut_off(handle, UnknownOutcome(f"{handle.id} was rolled back while the command ran"))
+        plan = plan_for(handle.id, handle.info.spec, handle.deadline)
+        await handle.runtime.create(replace(plan, files_of=snapshot))
+        await self._kit.guests.warm(handle)
+        handle.place = handle.runtime.place(handle.id)
+        handle.told.clear()
+        draft = Draft(chain=handle.id, act=ROLLBACK, phase=Phase.RESULT, ref=snapshot, payload=OK)
+        await self._kit.journal.append(draft)
 
     # Pausing
 
@@ -278,11 +318,11 @@ class Lifecycle(SandboxService):
             self._janitor.solved(handle.id)
             handle.over.set()
 
-    async def _cut_off(self, handle: Handle) -> None:
+    async def _cut_off(self, handle: Handle, error: DsecError | None = None) -> None:
         """Commands in flight record their fate before the sandbox's own end is recorded."""
         runs = tuple(handle.runs.values())
         for run in runs:
-            loss = handle.loss("while the command ran")
+            loss = error or handle.loss("while the command ran")
             if loss is not None:
                 run.abandon(loss)
         await self._kit.guests.drop(handle)

@@ -44,7 +44,7 @@ class ScratchExecs(ExecService):
         self, sandbox: SandboxId, request: ExecRequest, stdin: AsyncIterator[bytes] | None
     ) -> ExecResult:
         parent = (await self._kit.table.present(sandbox)).info
-        copy = await self._lifecycle.create(_copy_of(parent, request), parent=sandbox)
+        copy = await self._lifecycle.create(_copy_of(parent, request), files_of=sandbox)
         try:
             note = Draft(chain=sandbox, act="exec.scratch", phase=Phase.NOTE, payload={"sandbox": copy.id})
             await self._kit.journal.append(note)

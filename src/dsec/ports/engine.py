@@ -16,9 +16,10 @@ from pathlib import Path
 
 from dsec.model.execs import Chunk, ExecInfo, ExecRequest, ExecResult, PtySize
 from dsec.model.files import Change, Entry, FileEvent, Listing, Transfer, WriteOptions
-from dsec.model.ids import ExecId, SandboxId
+from dsec.model.ids import ExecId, SandboxId, SnapshotId
 from dsec.model.journal import Record
 from dsec.model.sandbox import Metrics, Problem, SandboxInfo, SandboxSpec, State
+from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
 
 
 class SandboxService(ABC):
@@ -61,6 +62,56 @@ class SandboxService(ABC):
     @abstractmethod
     async def extend(self, sandbox: SandboxId, ttl: float) -> SandboxInfo:
         """Let it live ``ttl`` seconds from now, 0 = without end."""
+
+
+class SnapshotService(ABC):
+    """What sandboxes were, and more sandboxes made of that. Snapshots of a private engine end with it."""
+
+    @abstractmethod
+    async def take(self, sandbox: SandboxId, kind: SnapshotKind) -> SnapshotInfo:
+        """Keep the files of a running or paused sandbox as they are at one moment, for which it stands still.
+
+        When this returns, the snapshot is whole, and what the engine's durability asks for.
+
+        Raises:
+            Unsupported: its level has no snapshots, or not of that kind. StorageFull.
+        """
+
+    @abstractmethod
+    async def create(self, snapshot: SnapshotId, spec: SandboxSpec) -> SandboxInfo:
+        """A sandbox whose files begin as the snapshot's.
+
+        Raises:
+            NotFound: there is no such snapshot. Conflict: ``spec`` has another level or base than it.
+            As :meth:`SandboxService.create`.
+        """
+
+    @abstractmethod
+    async def fork(self, sandbox: SandboxId, count: int) -> Fork:
+        """That many sandboxes whose files begin as this one's at one moment: all of them, or none.
+
+        Raises: as :meth:`take` and :meth:`create`.
+        """
+
+    @abstractmethod
+    async def rollback(self, sandbox: SandboxId, snapshot: SnapshotId) -> SandboxInfo:
+        """Make its files the snapshot's again. Its processes end first; what they were doing is recorded as cut off.
+
+        Raises:
+            NotFound: there is no such snapshot. Conflict: it is of another level or base, or the sandbox is paused. Unsupported.
+        """
+
+    @abstractmethod
+    async def get(self, snapshot: SnapshotId) -> SnapshotInfo:
+        """Raises: NotFound."""
+
+    @abstractmethod
+    async def list(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
+        """Those of one sandbox, ended ones included, or all; oldest first."""
+
+    @abstractmethod
+    async def remove(self, snapshot: SnapshotId) -> None:
+        """Remove it; sandboxes that began with it keep their files. Twice is no error."""
 
 
 class ExecSession(ABC):
@@ -224,6 +275,7 @@ class Services:
     """An open engine. ``close`` ends the connection to it, and a private engine with all its sandboxes."""
 
     sandboxes: SandboxService
+    snapshots: SnapshotService
     execs: ExecService
     files: FileService
     trees: TreeService

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dsec.model.ids import SandboxId
+from dsec.model.ids import SandboxId, SnapshotId
 from dsec.model.journal import Draft, Finding, Record
 from dsec.model.sandbox import SandboxInfo, State
+from dsec.model.snapshots import SnapshotInfo
 
 
 class Receipt(NamedTuple):
@@ -78,3 +79,23 @@ class Sandboxes(ABC):
     @abstractmethod
     async def prune(self, keep: int = 10_000) -> int:
         """Drop the longest ended of the gone and failed, gone ones first, until ``keep`` are left; how many were dropped. Their records stay."""
+
+
+class SnapshotRecords(ABC):
+    """Which snapshots there are. A row and the record of what made or removed it are one transaction. Raises as :class:`Journal`."""
+
+    @abstractmethod
+    async def keep(self, info: SnapshotInfo, draft: Draft) -> None:
+        """Record one that was taken.  Raises: Conflict: the id exists."""
+
+    @abstractmethod
+    async def forget(self, snapshot: SnapshotId, draft: Draft) -> None:
+        """Record that it is being removed.  Raises: NotFound."""
+
+    @abstractmethod
+    async def find(self, snapshot: SnapshotId) -> SnapshotInfo:
+        """Raises: NotFound."""
+
+    @abstractmethod
+    async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
+        """Those of one sandbox, or all, oldest first."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dsec.model.ids import SandboxId, new_sandbox_id
+from dsec.model.ids import SandboxId, SnapshotId, new_sandbox_id
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Place, SandboxSpec, Volume
 from dsec.ports.guest import Guest
 
@@ -19,7 +19,7 @@ class Plan:
         image: digest or name of the base, which the runtime resolves through its image store.
         deadline: CLOCK_BOOTTIME seconds at which the sandbox must end whoever is alive, 0 = none.
         hostname: of the sandbox, where the level has one.
-        parent: a running or paused sandbox whose files this one begins with; it is stopped for that moment.
+        files_of: what this one's files begin as: those of a snapshot, or of a running or paused sandbox, which is stopped for that moment.
     """
 
     id: SandboxId
@@ -30,7 +30,7 @@ class Plan:
     volumes: tuple[Volume, ...] = ()
     deadline: float = 0.0
     hostname: str = "sandbox"
-    parent: SandboxId | None = None
+    files_of: SandboxId | SnapshotId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

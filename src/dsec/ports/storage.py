@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.model.ids import SandboxId
+from dsec.model.ids import SandboxId, SnapshotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,10 @@ class Layers(ABC):
         """
 
     @abstractmethod
-    async def clone(self, source: SandboxId, sandbox: SandboxId, disk_mib: int) -> Path:
+    async def clone(self, source: SandboxId | SnapshotId, sandbox: SandboxId, disk_mib: int) -> Path:
         """A layer that begins as a copy-on-write copy of ``source``'s, of one moment; may take ``disk_mib`` more.
+
+        Nothing that happens to the source later shows in it.
 
         Raises:
             StorageFull, Conflict, NotFound.
@@ -102,3 +104,31 @@ class Layers(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Stop background work and release the mount; layers stay when the store is durable."""
+
+
+class Snapshots(ABC):
+    """Writable layers as they were at one moment: read-only, sharing what they hold with the layer they were taken of."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Write out what programs have written so far, so that :meth:`take` finds little to do.  Raises: StorageFull."""
+
+    @abstractmethod
+    async def take(self, sandbox: SandboxId, snapshot: SnapshotId) -> None:
+        """Keep the layer of a sandbox, which must not run meanwhile, as it is now.
+
+        Raises:
+            NotFound: it has none. Conflict: the snapshot exists. StorageFull.
+        """
+
+    @abstractmethod
+    async def secure(self) -> None:
+        """What was taken survives a power loss, as far as the store survives one.  Raises: StorageFull."""
+
+    @abstractmethod
+    async def drop(self, snapshot: SnapshotId) -> None:
+        """Take it away; deleting goes on in the background. Absent is not an error.  Raises: CleanupFailed."""
+
+    @abstractmethod
+    async def list(self) -> tuple[SnapshotId, ...]:
+        """Those there are."""

@@ -67,7 +67,7 @@ class ContainerRuntime(SpawnedRuntime):
             )
         super().__init__(config, hierarchies, on_ended, layers.used)
         able = _FLAGS | flags(hierarchies)
-        self.flags = base_flags(able | {Flag.SCRATCH} if Flag.PAUSE in able else able)
+        self.flags = base_flags(able | {Flag.SCRATCH, Flag.SNAPSHOTS} if Flag.PAUSE in able else able)
         self._images = images
         self._layers = layers
         self._mounts = mounts
@@ -140,10 +140,12 @@ class ContainerRuntime(SpawnedRuntime):
         return request, volumes
 
     async def _writable(self, plan: Plan) -> Path:
-        if plan.parent is None:
+        if plan.files_of is None:
             return await self._layers.create(plan.id, plan.limits.disk_mib)
-        async with self.stopped(plan.parent):
-            return await self._layers.clone(plan.parent, plan.id, plan.limits.disk_mib)
+        if plan.files_of not in self._all:  # a snapshot: nothing writes to it
+            return await self._layers.clone(plan.files_of, plan.id, plan.limits.disk_mib)
+        async with self.stopped(SandboxId(plan.files_of)):
+            return await self._layers.clone(plan.files_of, plan.id, plan.limits.disk_mib)
 
     def _open_volumes(self, volumes: tuple[Volume, ...]) -> list[int]:
         found: list[int] = []

@@ -36,11 +36,13 @@ _IOC_FS_INFO: Final = _number(_READ, 31, 1024)
 _IOC_QUOTA_CTL: Final = _number(_READ | _WRITE, 40, _QUOTA_CTL.size)
 _IOC_QGROUP_CREATE: Final = _number(_WRITE, 42, _QGROUP_CREATE.size)
 _IOC_QGROUP_LIMIT: Final = _number(_READ, 43, _QGROUP_LIMIT.size)
+_IOC_SYNC: Final = 0x9408
 _IOC_START_SYNC: Final = _number(_READ, 24, 8)
 
 _QUOTA_ENABLE: Final = 1
 _QUOTA_ENABLE_SIMPLE: Final = 4
 _LIMIT_MAX_RFER: Final = 1
+_SNAPSHOT_READ_ONLY: Final = 2
 
 
 def _vol_args(name: str) -> bytes:
@@ -55,10 +57,16 @@ def create_subvolume(parent: int, name: str) -> None:
     fcntl.ioctl(parent, _IOC_SUBVOL_CREATE, bytearray(_vol_args(name)))
 
 
-def snapshot(source: int, parent: int, name: str) -> None:
-    """A writable snapshot of the subvolume that ``source`` is, with all that was written to it so far.  Raises: OSError."""
-    args = _VOL_ARGS_V2.pack(source, 0, 0, _vol_args(name)[8:].ljust(4040, b"\0")[:4040])
+def snapshot(source: int, parent: int, name: str, *, read_only: bool = False) -> None:
+    """Make a copy-on-write copy of the subvolume whose root directory is ``source``.  Raises: OSError."""
+    flags = _SNAPSHOT_READ_ONLY if read_only else 0
+    args = _VOL_ARGS_V2.pack(source, 0, flags, _vol_args(name)[8:].ljust(4040, b"\0")[:4040])
     fcntl.ioctl(parent, _IOC_SNAP_CREATE_V2, bytearray(args))
+
+
+def sync(directory: int) -> None:
+    """Write everything that is dirty in the file system to its device, and wait for that.  Raises: OSError."""
+    fcntl.ioctl(directory, _IOC_SYNC, 0)
 
 
 def destroy_subvolume(parent: int, name: str) -> None:

@@ -33,6 +33,7 @@ from dsec.stores.living import ENDED, Living
 from dsec.stores.living import Row as LivingRow
 from dsec.stores.sandbox_codec import changed, clean_reason, from_row, to_row
 from dsec.stores.schema import Durability, translated
+from dsec.stores.snapshot_records import SqliteSnapshots
 from dsec.stores.writer import Writer
 
 Rows = list[tuple[Any, ...]]  # before the class, in which `list` is a method
@@ -58,6 +59,7 @@ class SqliteStore(Journal, Sandboxes):
         self._now = parts.now
         self._read_lock = threading.Lock()
         self._closed = False
+        self.snapshots = SqliteSnapshots(parts.db, parts.writer, parts.ledger, self._query)
 
     @classmethod
     async def open(

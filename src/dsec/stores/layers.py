@@ -4,7 +4,7 @@ A new subvolume costs 0.2 ms, but the end of one costs the kernel 1 ms (it commi
 slots are used again: a discarded one that was never written to as it is; another is emptied, and only when that would take
 long, or left anything behind, is it destroyed. Claiming from the shelf of empty slots is free; all work on the disk is done in threads.
 
-Names in the pool: ``slot-N`` a subvolume with ``upper`` and ``work``; ``sb-…`` (durable pools only) a link to the slot of
+Names in the pool: ``slot-N`` a subvolume with ``upper`` and ``work``; ``sn-…`` a snapshot of one; ``sb-…`` (durable pools only) a link to the slot of
 that sandbox. A slot without a link is nobody's, and is emptied when the pool is opened.
 """
 
@@ -28,11 +28,13 @@ from typing import Final, TypeVar
 from anyio import CapacityLimiter, to_thread
 
 from dsec.errors import BadRequest, CleanupFailed, Conflict, NotFound, StorageFull, StoreDamaged
-from dsec.model.ids import SandboxId, parse_sandbox_id
+from dsec.model.ids import SandboxId, SnapshotId, parse_sandbox_id
 from dsec.model.sandbox import MIB
 from dsec.ports.storage import Layers
 from dsec.stores import btrfs
 from dsec.stores.pool import Pool, open_pool
+from dsec.stores.snapshots import PREFIX as SNAPSHOT
+from dsec.stores.snapshots import BtrfsSnapshots
 
 _T = TypeVar("_T")
 
@@ -115,6 +117,13 @@ class BtrfsLayers(Layers):
         self._limiter = CapacityLimiter(_THREADS)
         self._gate = threading.Semaphore(_THREADS)
         self._worker = threading.Thread(target=self._work, name="dsec-layers", daemon=True)
+        self.snapshots = BtrfsSnapshots(
+            pool.directory,
+            run=self._run,
+            origin=self._origin,
+            retire=self._retire,
+            need_room=lambda: self._check_space(0),
+        )
 
     @classmethod
     async def open(
@@ -167,19 +176,28 @@ class BtrfsLayers(Layers):
             self._end(self._claims.pop(sandbox, claim))
             raise
 
-    async def clone(self, source: SandboxId, sandbox: SandboxId, disk_mib: int) -> Path:
+    async def clone(self, source: SandboxId | SnapshotId, sandbox: SandboxId, disk_mib: int) -> Path:
         """See :class:`~dsec.ports.storage.Layers`."""
         if sandbox in self._claims:
             raise Conflict(f"{sandbox} has a layer already")
-        origin = self._claims.get(source)
-        if origin is None or not origin.slots:
-            raise NotFound(f"{source} has no layer")
+        origin = (
+            self.snapshots.name(SnapshotId(source))
+            if source.startswith(SNAPSHOT)
+            else self._origin(SandboxId(source))
+        )
         claim = self._claims[sandbox] = _Claim()
         try:
-            return await self._run(partial(self._copy, origin.slots[0], sandbox, claim, disk_mib * MIB))
+            return await self._run(partial(self._copy, origin, sandbox, claim, disk_mib * MIB))
         except BaseException:
             self._end(self._claims.pop(sandbox, claim))
             raise
+
+    def _origin(self, sandbox: SandboxId) -> str:
+        """The subvolume of a sandbox.  Raises: NotFound."""
+        claim = self._claims.get(sandbox)
+        if claim is None or not claim.slots:
+            raise NotFound(f"{sandbox} has no layer")
+        return claim.slots[0].name
 
     async def discard(self, sandbox: SandboxId) -> None:
         """See :class:`~dsec.ports.storage.Layers`."""
@@ -307,7 +325,7 @@ class BtrfsLayers(Layers):
         self._give(claim, slot)
         return Path(slot.name)
 
-    def _copy(self, origin: _Slot, sandbox: SandboxId, claim: _Claim, limit: int) -> Path:
+    def _copy(self, origin: str, sandbox: SandboxId, claim: _Claim, limit: int) -> Path:
         """A slot that begins with what another holds."""
         self._check_space(limit)
         slot: _Slot | None = None
@@ -321,12 +339,12 @@ class BtrfsLayers(Layers):
         self._give(claim, slot)
         return Path(slot.name)
 
-    def _snapshot(self, origin: _Slot, limit: int) -> _Slot:
+    def _snapshot(self, origin: str, limit: int) -> _Slot:
         """Raises: OSError."""
         with self._names:
             self._next += 1
             name = f"{_SLOT}{self._next}"
-        source = self._open(origin.name)
+        source = self._open(origin)
         try:
             btrfs.snapshot(source, self._pool.directory, name)
         finally:
@@ -413,10 +431,12 @@ class BtrfsLayers(Layers):
     def _start(self) -> None:
         """Take over what is there, fill the shelf, start the worker.  Raises: StoreDamaged."""
         names = os.listdir(self._pool.directory)
-        owners = self._owners([name for name in names if not name.startswith(_SLOT)])
+        owners = self._owners([name for name in names if not name.startswith((_SLOT, SNAPSHOT))])
         for name in names:
             if name.startswith(_SLOT):
                 self._take_over(name, owners.pop(name, None))
+            elif name.startswith(SNAPSHOT):
+                self._found_snapshot(name)
         for sandbox in owners.values():  # of slots that are no more
             self._forget(sandbox)
         if self._jobs.empty():
@@ -443,6 +463,12 @@ class BtrfsLayers(Layers):
             self._jobs.put(slot)
         else:
             self._claims[owner] = _Claim(deque([slot]))
+
+    def _found_snapshot(self, name: str) -> None:
+        try:
+            self.snapshots.found(name)
+        except BadRequest as error:
+            raise StoreDamaged(f"the pool of layers holds a strange snapshot: {error.message}") from error
 
     def _stop(self) -> None:
         self._closing = True
@@ -495,15 +521,23 @@ class BtrfsLayers(Layers):
         try:
             if len(self._shelf) >= _KEPT or not self._emptied(slot):
                 btrfs.destroy_subvolume(self._pool.directory, slot.name)
-                self._groups.append(slot.subvolume)
-                # Many within this time are one commit.
-                self._commit_at = min(self._commit_at, time.monotonic() + _COMMIT_AFTER)
+                self._destroyed(slot.subvolume)
                 return
         except OSError:
             self._stuck.append(slot)
             self._sweep_at = min(self._sweep_at, time.monotonic() + _SWEEP_AFTER)
             return
         self._shelf.append(slot)
+
+    def _destroyed(self, subvolume: int) -> None:
+        self._groups.append(subvolume)
+        # Many within this time are one commit.
+        self._commit_at = min(self._commit_at, time.monotonic() + _COMMIT_AFTER)
+
+    def _retire(self, subvolume: int) -> None:
+        """Another subvolume of the pool was destroyed."""
+        self._destroyed(subvolume)
+        self._jobs.put(None)  # the worker looks at its times anew
 
     def _emptied(self, slot: _Slot) -> bool:
         """Make it empty, if that is quick. False: it is not, and must be destroyed."""

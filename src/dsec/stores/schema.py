@@ -15,7 +15,7 @@ Durability = Literal["process", "disk"]
 
 DATABASE: Final = "journal.db"
 APPLICATION_ID: Final = 0x44736563  # "Dsec"
-VERSION: Final = 1
+VERSION: Final = 2
 
 # A record's key is the number of its chain and its own number in it: records of a chain lie together, and a new one
 # is written into one page. What a key stands for is computed, not stored.
@@ -37,6 +37,10 @@ _CHAIN: Final = (
 SCHEMA: Final = (
     _CHAIN,
     _RECORD,
+    (
+        "CREATE TABLE snapshot (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, kind TEXT NOT NULL, spec TEXT NOT NULL,"
+        " created REAL NOT NULL, paused REAL NOT NULL) WITHOUT ROWID"
+    ),
     "CREATE TABLE mark (name TEXT PRIMARY KEY, number INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
 )
 _FIRST_MARKS: Final = "INSERT INTO mark VALUES ('checkpoint', 0, zeroblob(32)), ('wal', 0, x'')"

@@ -13,6 +13,7 @@ from dsec.model.sandbox import Level
 from dsec.node.engine import Engine
 from dsec.ports.engine import Services
 from dsec.testing.fakes import FakeRuntime, HandClock, MemoryStore, NoTrees
+from dsec.testing.snapshots import FakeSnapshots, MemorySnapshots
 
 
 @dataclass(slots=True)
@@ -23,12 +24,15 @@ class Harness:
     clock: HandClock = field(default_factory=HandClock)
     system_clock: bool = False
     store: MemoryStore = field(init=False)
+    snapshots: MemorySnapshots = field(init=False)
+    kept: FakeSnapshots = field(default_factory=FakeSnapshots)
     engine: Engine = field(init=False)
     durable: bool = False
     retry: float = 0.01
 
     def __post_init__(self) -> None:
         self.store = MemoryStore(lambda: self.clock.now().wall)
+        self.snapshots = MemorySnapshots(self.store)
 
     async def connect(self) -> Services:
         """Open an engine."""
@@ -36,6 +40,8 @@ class Harness:
             runtimes={Level.CONTAINER: self.runtime},
             journal=self.store,
             sandboxes=self.store,
+            snapshots=self.snapshots,
+            kept=self.kept,
             trees=NoTrees(),
             durable=self.durable,
             clock=None if self.system_clock else self.clock,

@@ -1,0 +1,269 @@
+"""Snapshots, forks and rollbacks: files of a sandbox as they were at one moment, and what is made of them.
+
+A sandbox stands still only while its layer is copied, which is a change of metadata: whatever it has written is written out before, while
+it still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from dsec.errors import BadRequest, CleanupFailed, Conflict, DsecError, NotFound, Unsupported
+from dsec.model.ids import SandboxId, SnapshotId, new_snapshot_id
+from dsec.model.journal import Draft, Json, Phase
+from dsec.model.sandbox import Flag, SandboxInfo, SandboxSpec, State
+from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
+from dsec.node import drafts
+from dsec.node.handles import Handle
+from dsec.node.kit import Kit
+from dsec.node.lifecycle import Lifecycle
+from dsec.node.work import ignore, settled
+from dsec.ports.engine import SnapshotService
+from dsec.ports.journal import SnapshotRecords
+from dsec.ports.storage import Snapshots
+
+TAKE: Final = "sandbox.snapshot"
+REMOVE: Final = "snapshot.remove"
+FORK: Final = "sandbox.fork"
+ENGINE: Final = "engine"
+RESERVED: Final = "dsec."
+FORK_LABEL: Final = "dsec.fork-of"
+MOST_CHILDREN: Final = 1000
+AT_ONCE: Final = 8  # children that are made at the same time
+Made = list[SandboxId]  # before the class, in which `list` is a method
+
+
+class Snapshotting(SnapshotService):
+    """See the module.
+
+    Args:
+        store: where layers are kept; None: no level here has layers.
+    """
+
+    def __init__(
+        self, store: Snapshots | None, records: SnapshotRecords, lifecycle: Lifecycle, kit: Kit
+    ) -> None:
+        self._store = store
+        self._records = records
+        self._lifecycle = lifecycle
+        self._kit = kit
+
+    # Looking
+
+    async def get(self, snapshot: SnapshotId) -> SnapshotInfo:
+        return await self._records.find(snapshot)
+
+    async def list(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
+        return await self._records.all(sandbox)
+
+    # Taking
+
+    async def take(self, sandbox: SandboxId, kind: SnapshotKind) -> SnapshotInfo:
+        if kind is not SnapshotKind.FILES:
+            raise Unsupported(f"kind: a snapshot of {kind} cannot be taken here", hint="kind='files'")
+        handle = await self._kit.table.present(sandbox)
+        store = self._stored(handle.info)
+        return await settled(self._kit.work.start(self._take(handle, store, kind)), ignore)
+
+    async def _take(self, handle: Handle, store: Snapshots, kind: SnapshotKind) -> SnapshotInfo:
+        snapshot = new_snapshot_id()
+        with self._kit.table.using(handle):
+            await self._say(handle.id, TAKE, Phase.INTENT, snapshot)
+            try:
+                paused = await self._copy(handle, store, snapshot)
+                await store.secure()
+                info = SnapshotInfo(
+                    id=snapshot,
+                    sandbox=handle.id,
+                    kind=kind,
+                    spec=handle.info.spec,
+                    created_at=self._kit.clock.now().wall,
+                    paused=paused,
+                )
+                facts: dict[str, Json] = {"outcome": "ok", "paused": round(paused, 6)}
+                await self._records.keep(
+                    info,
+                    Draft(chain=handle.id, act=TAKE, phase=Phase.RESULT, ref=snapshot, payload=facts),
+                )
+            except Exception as error:
+                with suppress(DsecError, OSError):  # what cannot be removed now is found by the next engine
+                    await store.drop(snapshot)
+                await self._failed(handle.id, TAKE, snapshot, error)
+                raise
+        return info
+
+    async def _copy(self, handle: Handle, store: Snapshots, snapshot: SnapshotId) -> float:
+        """How long the sandbox stood still for it, in seconds."""
+        await store.settle()
+        async with self._still(handle):
+            begun = self._kit.clock.boot()
+            await store.take(handle.id, snapshot)
+            stood = self._kit.clock.boot() - begun
+        return stood if handle.info.state is State.RUNNING else 0.0
+
+    @asynccontextmanager
+    async def _still(self, handle: Handle) -> AsyncIterator[None]:
+        """No process of it runs within; one that was paused stays so.  Raises: Conflict: it does not live any more."""
+        async with handle.lock:
+            if handle.info.state is State.PAUSED:
+                yield
+                return
+            if handle.info.state is not State.RUNNING:
+                raise Conflict(f"{handle.id} is {handle.info.state}", state=handle.info.state.value)
+            try:
+                await handle.runtime.freeze(handle.id, True)
+                yield
+            finally:
+                await handle.runtime.freeze(handle.id, False)
+
+    # Making sandboxes of them
+
+    async def create(self, snapshot: SnapshotId, spec: SandboxSpec) -> SandboxInfo:
+        found = await self._records.find(snapshot)
+        _check_same(found, spec)
+        return await self._lifecycle.create(spec, files_of=snapshot)
+
+    async def fork(self, sandbox: SandboxId, count: int) -> Fork:
+        if not 1 <= count <= MOST_CHILDREN:
+            raise BadRequest(f"count: {count} is not from 1 to {MOST_CHILDREN}")
+        handle = await self._kit.table.present(sandbox)
+        store = self._stored(handle.info)
+        return await settled(
+            self._kit.work.start(self._fork(handle, store, count)),
+            lambda: self._kit.work.spawn(_nothing()),
+        )
+
+    async def _fork(self, handle: Handle, store: Snapshots, count: int) -> Fork:
+        """The copy that all begin with is nobody's: it goes when they are made."""
+        origin = new_snapshot_id()
+        with self._kit.table.using(handle):
+            await self._say(handle.id, FORK, Phase.INTENT, origin, count=count)
+            made: Made = []
+            try:
+                paused = await self._copy(handle, store, origin)
+                await self._make_children(_child_of(handle.info), origin, count, made)
+            except BaseException as error:
+                await self._end(made)
+                await self._failed(handle.id, FORK, origin, error)
+                raise
+            finally:
+                with suppress(CleanupFailed):  # the next engine finds it
+                    await store.drop(origin)
+            await self._say(
+                handle.id,
+                FORK,
+                Phase.RESULT,
+                origin,
+                outcome="ok",
+                paused=round(paused, 6),
+                children=[*made[:100]],
+            )
+        return Fork(children=tuple(made), paused=paused)
+
+    async def _make_children(self, spec: SandboxSpec, origin: SnapshotId, count: int, made: Made) -> None:
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def one() -> None:
+            async with turns:
+                made.append((await self._lifecycle.create(spec, files_of=origin)).id)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    group.create_task(one())
+        except* DsecError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _end(self, children: Sequence[SandboxId]) -> None:
+        for child in children:
+            with suppress(DsecError, OSError):  # with the janitor
+                await self._lifecycle.destroy(child, reason="not all of the fork could be made")
+
+    # Going back
+
+    async def rollback(self, sandbox: SandboxId, snapshot: SnapshotId) -> SandboxInfo:
+        handle = await self._kit.table.running(sandbox)
+        self._stored(handle.info)
+        _check_same(await self._records.find(snapshot), handle.info.spec)
+        return await settled(self._kit.work.start(self._lifecycle.remake(handle, snapshot)), ignore)
+
+    # Removing
+
+    async def remove(self, snapshot: SnapshotId) -> None:
+        try:
+            await self._records.find(snapshot)
+        except NotFound:
+            return
+        await settled(self._kit.work.start(self._remove(snapshot)), ignore)
+
+    async def _remove(self, snapshot: SnapshotId) -> None:
+        facts: dict[str, Json] = {"outcome": "ok"}
+        draft = Draft(chain=ENGINE, act=REMOVE, phase=Phase.NOTE, ref=snapshot, payload=facts)
+        with suppress(NotFound):  # another was faster
+            await self._records.forget(snapshot, draft)
+        if self._store is not None:
+            await self._store.drop(snapshot)
+
+    async def compare(self) -> None:
+        """After a start: what was taken and never recorded, or recorded as removed, goes; a record without its files is told and goes."""
+        if self._store is None:
+            return
+        kept = {info.id for info in await self._records.all()}
+        there = set(await self._store.list())
+        for snapshot in there - kept:
+            await self._store.drop(snapshot)
+        for snapshot in kept - there:
+            facts: dict[str, Json] = {"outcome": "lost", "message": "its files are not there any more"}
+            draft = Draft(chain=ENGINE, act=REMOVE, phase=Phase.NOTE, ref=snapshot, payload=facts)
+            await self._records.forget(snapshot, draft)
+
+    # What all need
+
+    def _stored(self, info: SandboxInfo) -> Snapshots:
+        """Raises: Unsupported: the level has no snapshots."""
+        if self._store is None or Flag.SNAPSHOTS not in info.flags:
+            raise Unsupported(
+                f"snapshots: level {info.spec.level} cannot keep the files of a sandbox",
+                hint="use level='container'",
+                level=info.spec.level.value,
+            )
+        return self._store
+
+    async def _say(self, sandbox: SandboxId, act: str, phase: Phase, ref: SnapshotId, **facts: Json) -> None:
+        await self._kit.journal.append(Draft(chain=sandbox, act=act, phase=phase, ref=ref, payload=facts))
+
+    async def _failed(self, sandbox: SandboxId, act: str, ref: SnapshotId, error: BaseException) -> None:
+        said = error if isinstance(error, DsecError) else Conflict(f"{type(error).__name__}: {error}")
+        with suppress(DsecError):  # whoever asked hears of what failed first
+            draft = Draft(chain=sandbox, act=act, phase=Phase.RESULT, ref=ref, payload=drafts.failure(said))
+            await self._kit.journal.append(draft)
+
+
+async def _nothing() -> None:
+    """Whoever asked has gone: what was made lives as long as its time to live, and the record names it."""
+
+
+def _check_same(snapshot: SnapshotInfo, spec: SandboxSpec) -> None:
+    """Raises: Conflict: the snapshot's files mean nothing over another base."""
+    if (snapshot.spec.level, snapshot.spec.base) != (spec.level, spec.base):
+        raise Conflict(
+            f"snapshot {snapshot.id} is of level {snapshot.spec.level} and base {snapshot.spec.base!r}, "
+            f"not of {spec.level} and {spec.base!r}",
+            hint="use it with what it was taken of",
+            snapshot=snapshot.id,
+        )
+
+
+def _child_of(parent: SandboxInfo) -> SandboxSpec:
+    """As its parent; what of the host both see, neither child nor sibling changes."""
+    own = {name: value for name, value in parent.spec.labels.items() if not name.startswith(RESERVED)}
+    return replace(
+        parent.spec,
+        volumes=tuple(replace(volume, read_only=True) for volume in parent.spec.volumes),
+        labels=MappingProxyType({**own, FORK_LABEL: parent.id}),
+    )

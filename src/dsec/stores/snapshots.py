@@ -1,0 +1,140 @@
+"""Snapshots of writable layers: read-only btrfs subvolumes named by their id, beside the slots of the pool."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from dsec.errors import CleanupFailed, Conflict, NotFound, StorageFull
+from dsec.model.ids import SandboxId, SnapshotId, parse_snapshot_id
+from dsec.ports.storage import Snapshots
+from dsec.stores import btrfs
+
+T = TypeVar("T")
+
+PREFIX: Final = "sn-"
+_MOST: Final = 10_000  # snapshots in one pool
+
+
+class Threads(Protocol):
+    """Runs work on the disk in a thread of the pool's."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """Raises: Conflict: the pool is closed."""
+
+
+class BtrfsSnapshots(Snapshots):
+    """Made by :class:`~dsec.stores.layers.BtrfsLayers`, whose pool it shares.
+
+    Args:
+        directory: of the pool.
+        run: see :class:`Threads`.
+        origin: name of the subvolume that is a sandbox's layer.  Raises: NotFound.
+        retire: told of every subvolume that was destroyed: its blocks are freed later, its quota group after that.
+        need_room: asked before one is taken.  Raises: StorageFull.
+    """
+
+    def __init__(
+        self,
+        directory: int,
+        *,
+        run: Threads,
+        origin: Callable[[SandboxId], str],
+        retire: Callable[[int], None],
+        need_room: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._run = run
+        self._origin = origin
+        self._retire = retire
+        self._need_room = need_room
+        self._names: set[SnapshotId] = set()
+
+    def found(self, name: str) -> None:
+        """One of an earlier run.  Raises: BadRequest: its name is none of ours."""
+        self._names.add(parse_snapshot_id(name))
+
+    def name(self, snapshot: SnapshotId) -> str:
+        """The subvolume that holds it.  Raises: NotFound."""
+        if snapshot not in self._names:
+            raise NotFound(f"there is no snapshot {snapshot}", snapshot=snapshot)
+        return snapshot
+
+    async def settle(self) -> None:
+        """See :class:`~dsec.ports.storage.Snapshots`."""
+        await self._run(partial(self._translated, partial(btrfs.sync, self._directory)))
+
+    async def secure(self) -> None:
+        """See :class:`~dsec.ports.storage.Snapshots`."""
+        await self.settle()
+
+    async def take(self, sandbox: SandboxId, snapshot: SnapshotId) -> None:
+        """See :class:`~dsec.ports.storage.Snapshots`."""
+        if len(self._names) >= _MOST:
+            raise StorageFull(
+                f"the pool holds {_MOST} snapshots, its most", hint="remove some", snapshots=len(self._names)
+            )
+        self._need_room()
+        await self._run(
+            partial(self._translated, partial(self._take, self._origin(sandbox), self._new(snapshot)))
+        )
+        self._names.add(snapshot)
+
+    def _new(self, snapshot: SnapshotId) -> SnapshotId:
+        if snapshot in self._names:
+            raise Conflict(f"snapshot {snapshot} exists already", snapshot=snapshot)
+        return parse_snapshot_id(snapshot)
+
+    def _take(self, origin: str, snapshot: SnapshotId) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        source = os.open(origin, flags, dir_fd=self._directory)
+        try:
+            btrfs.snapshot(source, self._directory, snapshot, read_only=True)
+        finally:
+            os.close(source)
+
+    async def drop(self, snapshot: SnapshotId) -> None:
+        """See :class:`~dsec.ports.storage.Snapshots`."""
+        if snapshot in self._names:
+            await self._run(partial(self._drop, snapshot))
+            self._names.discard(snapshot)
+
+    def _drop(self, snapshot: SnapshotId) -> None:
+        try:
+            subvolume = self._number(snapshot)
+            btrfs.destroy_subvolume(self._directory, snapshot)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise CleanupFailed(
+                f"snapshot {snapshot} cannot be removed: {error.strerror}", errno=error.errno
+            ) from error
+        self._retire(subvolume)
+
+    def _number(self, snapshot: SnapshotId) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        inside = os.open(snapshot, flags, dir_fd=self._directory)
+        try:
+            return btrfs.subvolume_id(inside)
+        finally:
+            os.close(inside)
+
+    async def list(self) -> tuple[SnapshotId, ...]:
+        """See :class:`~dsec.ports.storage.Snapshots`."""
+        return tuple(sorted(self._names))
+
+    def _translated(self, work: Callable[[], None]) -> None:
+        with suppress(InterruptedError):
+            try:
+                work()
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise StorageFull(
+                        "the pool of writable layers is full",
+                        hint="destroy sandboxes or snapshots, or make it larger (pool_bytes)",
+                    ) from error
+                raise
