@@ -11,6 +11,7 @@ from dsec.cli.attend import Asked
 from dsec.cli.output import STDIN, STDOUT, is_tty
 from dsec.client.requests import BASE, check_apart, volume_of
 from dsec.errors import BadRequest, NotFound, Unsupported
+from dsec.model.ids import is_snapshot
 from dsec.model.sandbox import Limits, Volume
 
 _WHAT = "Sandbox"
@@ -114,9 +115,9 @@ def limits(memory: int | None, cpus: float | None, pids: int | None, disk: int |
     return Limits(**chosen)
 
 
-def check_template(name: str) -> None:
-    """Raises: NotFound."""
-    if name != BASE:
+def check_template(name: str, *, snapshots: bool = False) -> None:
+    """``snapshots``: the id of one will do, too.  Raises: NotFound."""
+    if name != BASE and not (snapshots and is_snapshot(name)):
         raise NotFound(
             f"template: there is no template {name!r}",
             hint=f"templates there are: {BASE} (its image is 'system': the system of this machine)",

@@ -16,11 +16,12 @@ from dsec.cli.session import GLANCE, Signals, announce_build, conduct, durable, 
 from dsec.cli.wording import worded
 from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.errors import BadRequest, Busy, DsecError
-from dsec.model.ids import SandboxId, parse_sandbox_id
+from dsec.model.ids import SandboxId, is_snapshot, parse_sandbox_id
 from dsec.model.sandbox import SandboxInfo, State
 from dsec.wiring import journal_reader
 
 app = typer.Typer()
+Act = Callable[[AsyncDsec, str], Awaitable[None]]
 
 
 def info_json(info: SandboxInfo) -> dict[str, object]:
@@ -76,8 +77,10 @@ def create(
         id=$(dsec create --ttl 3600)
 
         dsec create --memory 256 --label team=blue --json
+
+        dsec create -t sn-...
     """
-    opt.check_template(template)
+    opt.check_template(template, snapshots=True)
     opt.check_net(net)
     volumes = opt.volumes(volume)
     limits = opt.limits(memory, cpus, pids, disk)
@@ -89,7 +92,7 @@ def create(
         del signals
         async with durable() as engine:
             sandbox = await engine.sandboxes.create(
-                template,
+                await engine.snapshots.get(template) if is_snapshot(template) else template,
                 level=level,
                 ttl=ttl,
                 idle=idle,
@@ -282,12 +285,13 @@ async def _resume(sandbox: AsyncSandbox) -> None:
 @app.command()
 def rm(
     sandboxes: Annotated[
-        list[str] | None, typer.Argument(metavar="ID...", help="Sandbox ids.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="ID...", help="Ids of sandboxes or snapshots.", show_default=False),
     ] = None,
     every: Annotated[bool, typer.Option("--all", "-a", help="Every sandbox of this engine.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """End sandboxes and remove everything of them. What is gone already is no error.
+    """End sandboxes and remove everything of them, or remove snapshots. What is gone already is no error.
 
     Examples:
 
@@ -297,14 +301,24 @@ def rm(
     """
     if bool(sandboxes) == every:
         raise BadRequest("ID: name sandboxes, or say --all, not both", hint="`dsec ls` lists them")
-    _each(sandboxes, _remove, as_json)
+    _every(sandboxes, _remove, as_json)
 
 
-async def _remove(sandbox: AsyncSandbox) -> None:
-    await sandbox.destroy()
+async def _remove(engine: AsyncDsec, id: str) -> None:
+    if is_snapshot(id):
+        await engine.snapshots.remove(id)
+    else:
+        await (await engine.sandboxes.get(id)).destroy()
 
 
 def _each(ids: Sequence[str] | None, act: Callable[[AsyncSandbox], Awaitable[None]], as_json: bool) -> None:
+    async def one(engine: AsyncDsec, id: str) -> None:
+        await act(await engine.sandboxes.get(id))
+
+    _every(ids, one, as_json)
+
+
+def _every(ids: Sequence[str] | None, act: Act, as_json: bool) -> None:
     """The act on every one, whatever becomes of the others; the exit code is that of the first error."""
 
     async def work(signals: Signals) -> int:
@@ -325,11 +339,9 @@ def _each(ids: Sequence[str] | None, act: Callable[[AsyncSandbox], Awaitable[Non
     conduct(work)
 
 
-async def _tried(
-    engine: AsyncDsec, id: str, act: Callable[[AsyncSandbox], Awaitable[None]]
-) -> DsecError | None:
+async def _tried(engine: AsyncDsec, id: str, act: Act) -> DsecError | None:
     try:
-        await act(await engine.sandboxes.get(id))
+        await act(engine, id)
     except DsecError as error:
         return error
     return None

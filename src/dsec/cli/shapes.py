@@ -45,6 +45,15 @@ SANDBOX: Final = {
     "env": "variables of every command",
     "labels": "yours",
 }
+SNAPSHOT: Final = {
+    "id": "snapshot id",
+    "sandbox": "whose files it holds",
+    "kind": "`files`",
+    "level": "of that sandbox",
+    "base": "the same",
+    "created_at": "seconds since the epoch",
+    "paused": "seconds for which the sandbox stood still",
+}
 METRICS: Final = {
     "metrics": "null when it does not run, or another command has the engine; else `cpu_seconds`, `memory_bytes`, "
     "`memory_peak_bytes`, `disk_bytes`, `pids`, `oom_kills`, each -1 where the level cannot tell"
@@ -84,7 +93,7 @@ TRANSFER: Final = {
     "skipped": "list of `[path, reason]`, at most 1,000",
     "skipped_count": "all that were left out",
 }
-DONE: Final = {"id": "sandbox id", "error": "null, or `{code, message}`"}
+DONE: Final = {"id": "sandbox or snapshot id", "error": "null, or `{code, message}`"}
 LEFT: Final = {"id": "exec id", "sandbox": "sandbox id", "pid": "inside"}
 REPORT: Final = {
     "kernel": "version",
@@ -108,6 +117,10 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "cp": (Shape("an object", TRANSFER),),
     "pause": (Shape("a list of objects", DONE),),
     "resume": (Shape("a list of objects", DONE),),
+    "snapshot": (Shape("an object", SNAPSHOT),),
+    "snapshots": (Shape("a list of objects", SNAPSHOT),),
+    "fork": (Shape("a list of objects", SANDBOX),),
+    "rollback": (Shape("an object", SANDBOX),),
     "rm": (Shape("a list of objects", DONE),),
     "inspect": (Shape("an object", {**SANDBOX, **METRICS}),),
     "events": (Shape("an object a line", RECORD),),

@@ -67,6 +67,11 @@ def parse_exec_id(text: str) -> ExecId:
     return ExecId(text)
 
 
+def is_snapshot(text: str) -> bool:
+    """Whether this is meant as the id of a snapshot, rather than as that of a sandbox or as a name."""
+    return text.startswith("sn-")
+
+
 def parse_snapshot_id(text: str) -> SnapshotId:
     """Raises: BadRequest: not the form of a snapshot id."""
     given: object = text
