@@ -133,7 +133,7 @@ class Execs(ExecService):
         self, sandbox: SandboxId, request: ExecRequest, stdin: AsyncIterator[bytes] | None = None
     ) -> ExecResult:
         handle = self._table.find(sandbox)
-        if handle is None or handle.info.state is not State.RUNNING:
+        if handle is None or handle.remaking or handle.info.state is not State.RUNNING:
             handle = await self._table.running(sandbox)
         run = self._prepare(handle, request, stdin, late=True)
         return await self._runner.finished(run)

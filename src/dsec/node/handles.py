@@ -102,11 +102,10 @@ def absent(sandbox: SandboxId) -> NotFound:
     return NotFound(f"there is no sandbox {sandbox}", sandbox=sandbox)
 
 
-def _made(handle: Handle) -> Handle:
+def check_made(handle: Handle) -> None:
     """Raises: Conflict: it is being rolled back."""
     if handle.remaking:
         raise Conflict(f"{handle.id} is being rolled back", hint="try again", sandbox=handle.id)
-    return handle
 
 
 class Table:
@@ -146,14 +145,16 @@ class Table:
         """Raises: NotFound, SandboxFailed, Conflict: it does not run."""
         handle = self._handles.get(sandbox)
         if handle is not None and handle.info.state is State.RUNNING:
-            return _made(handle)
+            check_made(handle)
+            return handle
         raise refusal(await self.info(sandbox))
 
     async def present(self, sandbox: SandboxId) -> Handle:
         """One that runs or is paused.  Raises: NotFound, SandboxFailed, Conflict."""
         handle = self._handles.get(sandbox)
         if handle is not None and handle.info.state in (State.RUNNING, State.PAUSED):
-            return _made(handle)
+            check_made(handle)
+            return handle
         raise refusal(await self.info(sandbox))
 
     @contextmanager

@@ -18,7 +18,7 @@ from dsec.model.sandbox import Flag, State
 from dsec.node import drafts
 from dsec.node.clock import Clock
 from dsec.node.guests import Guests
-from dsec.node.handles import Handle, refusal
+from dsec.node.handles import Handle, check_made, refusal
 from dsec.node.output import Hash, Output
 from dsec.node.work import Work, ignore, settled
 from dsec.ports.guest import Guest, GuestExec
@@ -293,9 +293,11 @@ class Runner:
     async def _ready(self, run: Run) -> Guest:
         """The connection, when the sandbox still takes commands after all that was awaited since that was asked."""
         handle = run.handle
+        check_made(handle)
         guest = await self._guests.get(handle)
         if run.verdict is not None:
             raise run.verdict
+        check_made(handle)
         if handle.info.state is not State.RUNNING:
             raise handle.loss(BEFORE) or refusal(handle.info)
         return guest
