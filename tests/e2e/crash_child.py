@@ -103,6 +103,34 @@ def writing(dsec: Dsec, level: str) -> None:
         say("wrote", id=sandbox.id, number=number)
 
 
+def snapshots(dsec: Dsec, level: str) -> None:
+    sandbox = dsec.sandboxes.create(level=level)
+    say("created", id=sandbox.id)
+    number, before = 0, ""
+    while True:
+        number += 1
+        sandbox.files.write("f", b"%d" % number)
+        snapshot = sandbox.snapshot()
+        say("kept", id=snapshot.id, number=number)
+        if before:
+            dsec.snapshots.remove(before)
+            say("removed", id=before)
+        before = snapshot.id
+        say("rolling", id=sandbox.id)
+        sandbox.rollback(snapshot)
+        say("rolled", id=sandbox.id)
+
+
+def forks(dsec: Dsec, level: str) -> None:
+    sandbox = dsec.sandboxes.create(level=level)
+    sandbox.files.write("kept", b"1")
+    say("created", id=sandbox.id)
+    while True:
+        say("forking")
+        children = sandbox.fork(3)
+        say("forked", ids=[child.id for child in children])
+
+
 def ttl(dsec: Dsec, level: str) -> None:
     sandbox = dsec.sandboxes.create(level=level, ttl=1)
     say("created", id=sandbox.id)
@@ -124,7 +152,22 @@ def polling(dsec: Dsec, level: str) -> None:
 
 SCENARIOS: dict[str, Callable[[Dsec, str], None]] = {
     scenario.__name__: scenario
-    for scenario in (idle, creating, executing, destroying, pausing, paused, scratch, writing, ttl, polling)
+    for scenario in (
+        *(
+            idle,
+            creating,
+            executing,
+            destroying,
+            pausing,
+            paused,
+            scratch,
+            writing,
+            snapshots,
+            forks,
+            ttl,
+            polling,
+        ),
+    )
 }
 
 

@@ -391,6 +391,51 @@ def test_during_a_scratch_exec(home: Home, start: Callable[..., Child], victim: 
         assert set(check_consistent(home, dsec)) == set(child.ids())
 
 
+@VICTIMS
+def test_during_snapshots_and_rollbacks(home: Home, start: Callable[..., Child], victim: str) -> None:
+    child = start("snapshots", "container")
+    child.wait_for("kept", 3)
+    time.sleep(random.uniform(0, 0.03))
+    strike(victim, home, child, "kept")
+    with home.open() as dsec:
+        living = check_consistent(home, dsec)
+        if victim == "engine" and len(child.steps("rolling")) == len(child.steps("rolled")):
+            assert set(living) == set(child.ids())
+        removed, kept = (
+            set(child.ids("removed")),
+            {step["id"]: step["number"] for step in child.steps("kept")},
+        )
+        there = {info.id for info in dsec.snapshots.list()}
+        last = child.steps("kept")[-1]["id"]
+        assert last in there
+        # Besides: one that was not told yet, and one whose removal was not.
+        assert len(there - {last}) <= 2
+        assert not there & removed
+        for snapshot in there & kept.keys():
+            with dsec.sandboxes.create(dsec.snapshots.get(snapshot)) as again:
+                assert again.files.read("f") == b"%d" % kept[snapshot]
+        for snapshot in there:
+            dsec.snapshots.remove(snapshot)
+
+
+@VICTIMS
+def test_during_forks(home: Home, start: Callable[..., Child], victim: str) -> None:
+    child = start("forks", "container")
+    child.wait_for("forked", 1)
+    child.wait_for("forking", 2)
+    time.sleep(random.uniform(0, 0.03))
+    strike(victim, home, child)
+    with home.open() as dsec:
+        living = set(check_consistent(home, dsec))
+        told = {id for step in child.steps("forked") for id in step["ids"]}
+        assert told | set(child.ids()) <= living
+        # At most one fork was whole and not told yet; of a fork that was cut off nothing is left.
+        assert len(living - told - set(child.ids())) in (0, 3)
+        for id in living:
+            assert dsec.sandboxes.get(id).files.read("kept") == b"1"
+        assert dsec.snapshots.list() == ()
+
+
 @KILLS
 def test_during_writes(home: Home, start: Callable[..., Child], level: str, victim: str) -> None:
     child = start("writing", level)

@@ -177,10 +177,13 @@ class Lifecycle(SandboxService):
         return handle.info
 
     async def _begin_again(self, handle: Handle, snapshot: SnapshotId) -> None:
+        plan = replace(plan_for(handle.id, handle.info.spec, handle.deadline), files_of=snapshot)
         await handle.runtime.destroy(handle.id)
         await self._cut_off(handle, UnknownOutcome(f"{handle.id} was rolled back while the command ran"))
-        plan = plan_for(handle.id, handle.info.spec, handle.deadline)
-        await handle.runtime.create(replace(plan, files_of=snapshot))
+        try:
+            await handle.runtime.create(plan)
+        except RuntimeUnavailable:  # its spawner died, say: what is gone cannot be gone back to, so once more
+            await handle.runtime.create(plan)
         await self._kit.guests.warm(handle)
         handle.place = handle.runtime.place(handle.id)
         handle.told.clear()

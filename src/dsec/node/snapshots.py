@@ -210,7 +210,13 @@ class Snapshotting(SnapshotService):
             await self._store.drop(snapshot)
 
     async def compare(self) -> None:
-        """After a start: what was taken and never recorded, or recorded as removed, goes; a record without its files is told and goes."""
+        """After a start: what was taken and never recorded, or recorded as removed, goes; a record without its files is told and goes;
+        so do the children of a fork that was cut off.
+        """
+        for handle in self._kit.table:
+            if FORK_LABEL in handle.info.spec.labels and await self._cut_off(handle):
+                with suppress(DsecError, OSError):  # with the janitor
+                    await self._lifecycle.destroy(handle.id, reason="not all of the fork could be made")
         if self._store is None:
             return
         kept = {info.id for info in await self._records.all()}
@@ -221,6 +227,14 @@ class Snapshotting(SnapshotService):
             facts: dict[str, Json] = {"outcome": "lost", "message": "its files are not there any more"}
             draft = Draft(chain=ENGINE, act=REMOVE, phase=Phase.NOTE, ref=snapshot, payload=facts)
             await self._records.forget(snapshot, draft)
+
+    async def _cut_off(self, child: Handle) -> bool:
+        """Whether nobody was told of it, because its engine died before its siblings were made."""
+        first = await self._kit.journal.read(child.id, limit=1)
+        origin = str(first[0].payload.get("files_of", "")) if first else ""
+        parent = child.info.spec.labels[FORK_LABEL]
+        last = await self._kit.journal.latest(parent, FORK, ref=origin, limit=1)
+        return bool(last) and last[0].payload.get("outcome") != "ok"
 
     # What all need
 
