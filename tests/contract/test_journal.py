@@ -252,7 +252,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "half": _half,
     "directory": _directory,
     "foreign": lambda path: _edit(path, "PRAGMA application_id = 7"),
-    "newer": lambda path: _edit(path, "PRAGMA user_version = 2"),
+    "newer": lambda path: _edit(path, "PRAGMA user_version = 99"),
     "trigger": lambda path: _edit(
         path, "CREATE TRIGGER t AFTER INSERT ON record BEGIN DELETE FROM chain; END"
     ),

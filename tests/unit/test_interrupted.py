@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -116,14 +117,7 @@ def test_an_engine_that_nobody_has_is_closed() -> None:
             await services.close()
             closed.append(services)
 
-        return Services(
-            sandboxes=services.sandboxes,
-            execs=services.execs,
-            files=services.files,
-            trees=services.trees,
-            observe=services.observe,
-            close=close,
-        )
+        return replace(services, close=close)
 
     dsec = Dsec(connect)
     interrupted = list(at_every_step(dsec.open))

@@ -101,7 +101,7 @@ def fork(
     kind: Kind = "files",
     as_json: opt.AsJson = False,
 ) -> None:
-    """Make sandboxes whose files begin as those of another are now, and print their ids: all of them, or none.
+    """Make sandboxes whose files begin as those of another are now. Their ids are printed: all are made, or none.
 
     Examples:
 

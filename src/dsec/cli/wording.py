@@ -25,6 +25,7 @@ PARAMETERS: Final[dict[str, str]] = {
     "id": "ID",
     "idle": "--idle",
     "label": "--label",
+    "kind": "--kind",
     "labels": "--label",
     "level": "--level",
     "limits.cpu_millis": "--cpus",

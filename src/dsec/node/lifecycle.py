@@ -335,6 +335,8 @@ class Lifecycle(SandboxService):
     def ended(self, ended: Ended) -> None:
         """A runtime's news: a sandbox ended without being asked to."""
         handle = self._kit.table.find(ended.id)
+        if handle is not None and handle.remaking:
+            return  # its init was ended for that; another that dies meanwhile is missed by what follows, or found by the reconciler
         if handle is not None and not self.closing:
             self._kit.work.spawn(self.died(handle, ended))
 
