@@ -1,0 +1,331 @@
+"""One bounded run of pip, and what its failure means."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dsec.errors import (
+    BadRequest,
+    DsecError,
+    RuntimeUnavailable,
+    StorageFull,
+    StoreDamaged,
+    TimedOut,
+    TooLarge,
+    Unsupported,
+)
+from dsec.images.dependencies import pip_driver
+from dsec.images.dependencies.bounds import Bounds, Index
+from dsec.images.dependencies.target import PythonTarget
+
+_LAST_WORDS: Final = 1500  # characters of pip's own words in a message
+_LINE: Final = 10_000  # characters of a line of its log that are looked at
+_LOOK: Final = 0.5  # seconds between looks at how much there is
+# Of the environment: where pip finds its configuration, certificates, proxies and passwords. No PYTHON*.
+_KEPT: Final = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LC_\w+|XDG_\w+|NETRC|KEYRING_\w+|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|(?i:\w+_proxy)"
+)
+# Of pip's own variables: where wheels are, and how they are got. None that changes what is chosen or where it is put.
+_KEPT_PIP: Final = re.compile(
+    r"PIP_(INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|NO_INDEX|TRUSTED_HOST|CERT|CLIENT_CERT|PROXY|TIMEOUT|DEFAULT_TIMEOUT|RETRIES|"
+    r"CONSTRAINT|CONFIG_FILE|KEYRING_PROVIDER)"
+)
+_FIXED: Final = {
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_IGNORE_REQUIRES_PYTHON": "0",
+    "PIP_NO_COLOR": "1",
+    "PIP_NO_DEPS": "0",
+    "PIP_NO_INPUT": "1",
+    "PIP_PRE": "0",
+    "PIP_PROGRESS_BAR": "off",
+    "PIP_REQUIRE_HASHES": "0",
+    "PIP_REQUIRE_VIRTUALENV": "0",
+}
+_SECRET: Final = re.compile(r"(?<=://)[^/@\s'\"]+@")
+_UNREACHED: Final = re.compile(
+    r"Could not fetch URL .{0,2000}(connection error|timed out|confirming the ssl certificate|too many 5\d\d)"
+    r"|(NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|ProtocolError|SSLError)\("
+    r"|\b(5\d\d|401|403|407|429) (Server|Client) Error"
+)
+_NO_VERSION: Final = re.compile(r"ERROR: No matching distribution found for (.{1,300})")
+_VERSIONS: Final = re.compile(
+    r"ERROR: Could not find a version that satisfies .{1,500} \(from versions: (.{1,5000})\)"
+)
+_FILE: Final = re.compile(r"/([^/\s#?]{1,300}\.(?:whl|zip|tar\.\w{1,4}|tgz))(?:[#?\s]|$)")
+_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]")
+# Asked by pip for the words it introduces itself with; that it gets no answer changes nothing.
+_IDLE_PROGRAMS: Final = frozenset({"lsb_release", "rustc", "uname"})
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a run left to read: its output and its log (files of the run), and which programs it was not let start."""
+
+    output: Path
+    log: Path
+    refused: tuple[str, ...]
+
+    def last_words(self) -> str:
+        """The end of its output, without passwords."""
+        with self.output.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 8 * _LAST_WORDS))
+            text = file.read().decode("utf-8", "replace")
+        lines = [
+            line.strip() for line in text.splitlines() if line.strip() and "WARNING: Location" not in line
+        ]
+        return without_secrets(" | ".join(lines))[-_LAST_WORDS:]
+
+    def lines(self) -> Iterator[str]:
+        """Of the log, bounded in length."""
+        with self.log.open(encoding="utf-8", errors="replace") as file:
+            while line := file.readline(_LINE):
+                yield line
+
+
+def without_secrets(text: str) -> str:
+    """URLs without user and password."""
+    return _SECRET.sub("", text)
+
+
+def download(
+    arguments: list[str],
+    target: PythonTarget,
+    *,
+    work: Path,
+    http: Path,
+    index: Index,
+    bounds: Bounds,
+    constrained: bool = True,
+) -> list[Path]:
+    """``pip download`` of wheels for the target: the files, sorted. Runs no code of a package. Blocking.
+
+    Args:
+        arguments: what to download (``-r FILE`` and options). work: an empty directory of this run.
+        http: where pip keeps what it downloaded. constrained: whether this machine's constraints count.
+
+    Raises:
+        BadRequest: no version satisfies a requirement, or two contradict one another. Unsupported: there are no wheels for the target.
+        RuntimeUnavailable: an index does not answer, or pip fails. StorageFull. StoreDamaged: a file with another digest.
+        TimedOut, TooLarge: over the bounds. OSError.
+    """
+    for name in ("tmp", "found"):
+        (work / name).mkdir()
+    environment = _environment(index, work)
+    if not constrained:
+        (work / "none").touch()
+        environment["PIP_CONSTRAINT"] = str(work / "none")
+    settings = {
+        "markers": dict(target.markers),
+        "file_bytes": bounds.download_bytes,
+        "parent": os.getpid(),
+        "refused": str(work / "refused"),
+    }
+    (work / "settings").write_text(json.dumps(settings))
+    command = [sys.executable, "-I", pip_driver.__file__, str(work / "settings")]
+    command += [
+        "download",
+        "--log",
+        str(work / "log"),
+        "--cache-dir",
+        str(http),
+        "--dest",
+        str(work / "found"),
+    ]
+    command += _for_target(target) + _from_index(index) + arguments
+    status = _run(command, environment, work, bounds)
+    refused = (work / "refused").read_text().split("\n") if (work / "refused").exists() else []
+    for name in ("said", "log"):
+        (work / name).touch()
+    said = Said(work / "said", work / "log", tuple(sorted({*refused} - _IDLE_PROGRAMS - {""})))
+    # An index that does not answer is passed over by pip: the answer would be another one tomorrow.
+    unreached = next(
+        (line for line in said.lines() if _UNREACHED.search(line) and "Could not fetch" in line), ""
+    )
+    if status != 0 or unreached:
+        raise _meaning(status, said, target, unreached)
+    return sorted((work / "found").iterdir())
+
+
+def _for_target(target: PythonTarget) -> list[str]:
+    options = [
+        "--only-binary",
+        ":all:",
+        "--python-version",
+        target.version.split("a")[0].split("b")[0].split("rc")[0],
+    ]
+    options += ["--implementation", "cp", "--abi", target.abi]
+    for platform in target.platforms:
+        options += ["--platform", platform]
+    return options
+
+
+def _from_index(index: Index) -> list[str]:
+    options = ["--no-index"] if index.none else []
+    for link in index.links:
+        options += ["--find-links", link]
+    return options
+
+
+def _environment(index: Index, work: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}
+    if index.machine:
+        kept |= {name: value for name, value in os.environ.items() if _KEPT_PIP.fullmatch(name)}
+    else:
+        kept["PIP_CONFIG_FILE"] = os.devnull  # which also silences all other files
+    return kept | _FIXED | {"TMPDIR": str(work / "tmp")}
+
+
+def _run(command: list[str], environment: Mapping[str, str], work: Path, bounds: Bounds) -> int:
+    """Its exit status.  Raises: TimedOut, TooLarge: it is dead. OSError."""
+    deadline = time.monotonic() + bounds.seconds
+    with (work / "said").open("wb") as said:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=environment,
+            cwd=work,
+            start_new_session=True,
+        )
+    try:
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return process.wait(max(0.0, min(left, _LOOK)))
+            except subprocess.TimeoutExpired:
+                _check_progress(work, left, bounds)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _check_progress(work: Path, left: float, bounds: Bounds) -> None:
+    """Raises: TimedOut, TooLarge."""
+    if left <= 0:
+        raise TimedOut(
+            f"choosing and downloading wheels took more than {bounds.seconds:g} s",
+            hint="pin the requirements, or raise the bound; what was downloaded whole is kept for the next try",
+        )
+    used = sum(size for size in map(_size, work.rglob("*")))
+    if used > bounds.download_bytes:
+        raise TooLarge(
+            f"wheels of more than {bounds.download_bytes} bytes",
+            hint="raise the bound, or require less",
+            bytes=used,
+        )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:  # gone meanwhile
+        return 0
+
+
+def _meaning(status: int, said: Said, target: PythonTarget, unreached: str) -> DsecError:
+    """The error that a run which failed stands for."""
+    words = said.last_words()
+    if status == pip_driver.WRONG_PIP or "No module named 'pip" in words:
+        return Unsupported(
+            f"the pip of {sys.executable} is missing, or cannot choose wheels for another Python",
+            hint="python -m pip install 'pip>=23.1'",
+        )
+    if _FULL.search(words):
+        return StorageFull("no space for downloaded wheels", hint="free some, or prune the cache", pip=words)
+    if "[Errno 27]" in words or "File too large" in words:
+        return TooLarge(
+            "a wheel is larger than all together may be", hint="raise the bound, or require less", pip=words
+        )
+    if unreached or any(map(_UNREACHED.search, said.lines())):
+        return RuntimeUnavailable(
+            f"a package index does not answer: {without_secrets(unreached).strip()[-500:] or words}",
+            hint="check the network and this machine's pip configuration (pip config list), then try again",
+            pip=words,
+        )
+    if "DO NOT MATCH THE HASHES" in words or any("DO NOT MATCH THE HASHES" in line for line in said.lines()):
+        return StoreDamaged(
+            f"an index offers a file with another digest than the one it should have: {words}",
+            hint="somebody replaced a package; lock the requirements again once you know why",
+        )
+    if said.refused:
+        return Unsupported(
+            f"a package must run code to be installed ({', '.join(said.refused)[:200]}): {words}",
+            hint="only wheels are taken; require a version that has one",
+        )
+    return _unsatisfied(said, target, words)
+
+
+def _unsatisfied(said: Said, target: PythonTarget, words: str) -> DsecError:
+    """The requirements and the index do not agree."""
+    lines = [line.partition(" ")[2] if line[:4].isdigit() else line for line in said.lines()]
+    text = "".join(lines[-400:])
+    if match := _NO_VERSION.search(text):
+        wanted = match[1].strip()
+        return _nothing_found(wanted, text, lines, target)
+    if "ResolutionImpossible" in text or "conflicting dependencies" in text:
+        start = text.find("ERROR: Cannot install")
+        told = " ".join(text[max(0, start) : start + _LAST_WORDS].split()) if start >= 0 else words
+        return BadRequest(
+            f"the requirements contradict one another: {without_secrets(told)}",
+            hint="loosen one of them",
+            field="requirements",
+        )
+    return RuntimeUnavailable(
+        f"pip failed: {words or 'it said nothing'}", hint="its own words are in the message"
+    )
+
+
+def _nothing_found(wanted: str, text: str, lines: list[str], target: PythonTarget) -> DsecError:
+    """No wheel satisfies ``wanted``: because there is none at all, none for this Python, or none of that version."""
+    name = re.split(r"[\s<>=!~;\[(]", wanted, maxsplit=1)[0]
+    versions = _VERSIONS.search(text)
+    known = versions[1] if versions and versions[1] != "none" else ""
+    python = (
+        f"CPython {target.python} ({target.abi}) with {target.libc} {target.libc_version} on {target.machine}"
+    )
+    passed_over = [line for line in lines if "Skipping link: " in line and _names(line, name)]
+    if any("No sources permitted" in line for line in passed_over):
+        return Unsupported(
+            f"requirement {wanted!r}: {name} has no wheel for {python}, only source that would have to be built"
+            + (f"; versions with a wheel: {known[-200:]}" if known else ""),
+            hint="nothing is built here, since that runs the package's code; require a version with a wheel, or build one and "
+            "offer it through find-links",
+            requirement=wanted,
+        )
+    if known:
+        return BadRequest(
+            f"requirement {wanted!r}: no such version; there are {known[-300:]}",
+            field="requirements",
+            requirement=wanted,
+        )
+    if passed_over:
+        return Unsupported(
+            f"requirement {wanted!r}: {name} has no wheel for {python}",
+            hint="require a version that has one, or take another base",
+            requirement=wanted,
+        )
+    return BadRequest(
+        f"requirement {wanted!r}: no package of that name is in the index",
+        hint="check the name",
+        field="requirements",
+        requirement=wanted,
+    )
+
+
+def _names(line: str, name: str) -> bool:
+    """Whether a line passes over a file of this package."""
+    if "wrong project name" in line or (match := _FILE.search(line)) is None:
+        return False
+    return re.sub(r"[-_.]+", "-", match[1]).lower().startswith(re.sub(r"[-_.]+", "-", name).lower() + "-")
