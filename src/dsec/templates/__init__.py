@@ -1,0 +1,1 @@
+"""Templates: from a YAML file to checked values, and back."""
