@@ -1,0 +1,118 @@
+"""What of a template is enforced today, and what is only declared: data for whoever builds one or shows one.
+
+A field that is declared is checked, kept and part of the digest; nothing makes a sandbox keep to it. It is never dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from dsec.model.template import Template
+from dsec.templates.dump import leaves
+from dsec.templates.faults import NOWHERE, Place, Places
+
+_NO_PLACES: Final[Mapping[str, Place]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Whether a field is enforced. ``why``: by what, or why not."""
+
+    enforced: bool
+    why: str
+
+
+def _enforced(why: str) -> Standing:
+    return Standing(True, why)
+
+
+def _declared(why: str) -> Standing:
+    return Standing(False, why)
+
+
+_NO_TOOLS: Final = "there are no tools yet that an agent could call"
+_NO_MEMORY: Final = "there are no stores of memory yet"
+_NO_BUDGET: Final = "acts of an agent are not counted yet"
+_NO_BUILD: Final = "nothing builds templates yet, so a sandbox begins as its base alone"
+_LIMIT: Final = "the limits of the sandbox"
+
+STANDINGS: Final[Mapping[str, Standing]] = MappingProxyType(
+    {
+        "name": _enforced("names the blueprint"),
+        "version": _enforced("names the blueprint"),
+        "runtime.base": _enforced(
+            "the image that the sandbox's files begin as; one that is not here is refused"
+        ),
+        "runtime.level": _enforced(
+            "the level of the sandbox; one that cannot be had is refused, never lowered"
+        ),
+        "runtime.dependencies": _declared(_NO_BUILD),
+        "runtime.packages": _declared(_NO_BUILD),
+        "runtime.setup": _declared(_NO_BUILD),
+        "runtime.env": _enforced("the variables of the sandbox"),
+        "runtime.user": _declared(
+            "a command runs as the level's ordinary user unless it names another itself"
+        ),
+        "runtime.workdir": _declared("the working directory of every sandbox is /workspace"),
+        "tools.allowed": _declared(_NO_TOOLS),
+        "memory.type": _declared(_NO_MEMORY),
+        "memory.short_term": _declared(_NO_MEMORY),
+        "memory.long_term": _declared(_NO_MEMORY),
+        "strategy.model": _declared("models are called by the agent, outside of the sandbox"),
+        "strategy.max_steps": _declared(_NO_BUDGET),
+        "strategy.max_seconds": _declared("a sandbox ends with its ttl, whatever the template says"),
+        "strategy.max_cost_usd": _declared("what an agent costs is not known here yet"),
+        "strategy.timezone": _declared("TZ is not set from it yet; runtime.env can set it"),
+        "resources.profile": _enforced("the limits that the others are given over"),
+        "resources.cpu_millis": _enforced(_LIMIT),
+        "resources.memory_mib": _enforced(_LIMIT),
+        "resources.pids": _enforced(_LIMIT),
+        "resources.disk_mib": _enforced(_LIMIT),
+        "resources.open_files": _enforced(_LIMIT),
+        "resources.output_bytes": _enforced(_LIMIT),
+        "volumes": _enforced("the volumes of the sandbox"),
+        "network.allow": _declared(
+            "a sandbox reaches nothing but its own loopback, not even what is allowed"
+        ),
+        "isolation.workdir": _enforced("every sandbox begins with its own writable layer"),
+        "isolation.tmp": _enforced("every sandbox begins with its own writable layer"),
+        "isolation.session_id": _enforced("every sandbox has a SESSION_ID of its own"),
+        "isolation.volumes": _enforced("a template with a writable volume is refused unless it says shared"),
+        "isolation.scratch_exec": _declared(
+            "a command runs in a throw-away copy when it asks for that itself"
+        ),
+        "skills": _declared("there are no skills yet"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """Something that a template says and nothing enforces.
+
+    Attributes:
+        field: its path. value: what it says, in the canonical form. why: it is not enforced.
+        place: where it is written, ``NOWHERE`` for a template made in Python.
+    """
+
+    field: str
+    value: Any
+    why: str
+    place: Place
+
+
+def unenforced(template: Template, places: Places = _NO_PLACES) -> tuple[Declared, ...]:
+    """What a template declares and nothing enforces today, in the order of the model.
+
+    Declared is what differs from the default, and what was written although it is the default; the latter needs the ``places`` of the
+    document that the template was read from.
+    """
+    defaults = leaves(Template(name=template.name, version=template.version))
+    return tuple(
+        Declared(field=field, value=value, why=STANDINGS[field].why, place=places.get(field, NOWHERE))
+        for field, value in leaves(template).items()
+        if not STANDINGS[field].enforced and (value != defaults[field] or field in places)
+    )
