@@ -184,6 +184,27 @@ class Work:
         return "rm -rf * emptied a throw-away copy; here nothing is missing"
 
 
+    def snapshot(self) -> str:
+        needs(self.sandbox, Flag.SNAPSHOTS)
+        before, kept = self.sandbox.exec("ls -R | sha256sum").stdout, self.sandbox.snapshot()
+        self.sandbox.exec("rm -rf ./*; touch residue")
+        self.sandbox.rollback(kept)
+        expect(self.sandbox.exec("ls -R | sha256sum").stdout == before, "it did not go back to what it was")
+        return f"stood still for {kept.paused * 1000:.1f} ms; after rm -rf * it went back, and nothing is missing"
+
+    def fork(self) -> str:
+        needs(self.sandbox, Flag.SNAPSHOTS)
+        children = self.sandbox.fork(10)
+        for number, child in enumerate(children):
+            child.exec(f"echo {number} > mine")
+        wrote = [child.files.read("mine") for child in children]
+        expect(wrote == [b"%d\n" % number for number in range(10)], "a child sees what another wrote")
+        expect(not self.sandbox.files.exists("mine"), "a child wrote to its parent")
+        for child in children:
+            child.destroy()
+        return "10 sandboxes began with these files and changed them, each for itself"
+
+
 def runs(pid: int, seconds: float = 5.0) -> bool:
     """It uses CPU time within so long."""
     ticks = cpu_ticks(pid)
@@ -312,6 +333,8 @@ def show(engine: Dsec, report: Report, level: Level, here: Path) -> None:
         report.step("time-out", work.timeout)
         report.step("pause, resume", work.pause)
         report.step("scratch exec", work.scratch)
+        report.step("snapshot, back", work.snapshot)
+        report.step("fork", work.fork)
         target.files.upload(INSIDE / "hostile.py", "hostile.py")
         report.step("fork bomb", attacks.bomb)
         report.step("steal secrets", attacks.secrets)
