@@ -17,6 +17,7 @@ from typing import Final
 
 from dsec.errors import Unsupported
 from dsec.images.packages import Package, package_files
+from dsec.images.rootfs import HOSTNAME, HOSTS, make_directories, write_file
 
 RECIPE: Final = "2"
 """Goes up when this module would build a different tree from the same packages."""
@@ -34,33 +35,6 @@ _SKIPPED: Final = (
     "/usr/share/lintian/",
     "/usr/share/locale/",
     "/usr/share/man/",
-)
-_USER: Final = (1000, 1000)
-_ROOT: Final = (0, 0)
-# path, mode, owner
-_DIRECTORIES: Final = (
-    ("etc", 0o755, _ROOT),
-    ("usr/local/bin", 0o755, _ROOT),
-    ("usr/local/lib", 0o755, _ROOT),
-    ("usr/local/share", 0o755, _ROOT),
-    ("var/cache", 0o755, _ROOT),
-    ("var/lib", 0o755, _ROOT),
-    ("var/log", 0o755, _ROOT),
-    ("var/spool", 0o755, _ROOT),
-    ("var/tmp", 0o1777, _ROOT),
-    ("home/user", 0o755, _USER),
-    ("workspace", 0o755, _USER),
-    ("tmp", 0o1777, _ROOT),
-    ("root", 0o700, _ROOT),
-    ("run/lock", 0o1777, _ROOT),
-    ("dev", 0o755, _ROOT),
-    ("dev/shm", 0o1777, _ROOT),
-    ("proc", 0o555, _ROOT),
-    ("sys", 0o555, _ROOT),
-    ("mnt", 0o755, _ROOT),
-    ("media", 0o755, _ROOT),
-    ("opt", 0o755, _ROOT),
-    ("srv", 0o755, _ROOT),
 )
 _LINKS: Final = (
     ("var/run", "/run"),
@@ -87,8 +61,8 @@ _ETC: Final = {
     "group": "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n",
     "shadow": "root:*:19000:0:99999:7:::\nuser:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n",
     "shells": "/bin/sh\n/bin/bash\n/bin/dash\n",
-    "hostname": "sandbox\n",
-    "hosts": "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    "hostname": HOSTNAME,
+    "hosts": HOSTS,
     "resolv.conf": "",
     "host.conf": "multi on\n",
     "nsswitch.conf": (
@@ -111,7 +85,7 @@ def require_builder() -> str:
     """Path of mkfs.erofs.  Raises: Unsupported: this process could not build an image."""
     if os.geteuid() != 0:
         raise Unsupported(
-            "base 'system' can only be built by root: its files have owners",
+            "images can only be built by root: their files have owners",
             hint="run once as root",
             euid=os.geteuid(),
         )
@@ -141,7 +115,7 @@ def build_tree(root: Path, packages: Iterable[Package], progress: Progress) -> N
     progress(f"copying {len(files)} entries")
     newest = _Copier(root).copy(files)
     progress("writing /etc")
-    _make_directories(root)
+    make_directories(root)
     _make_links(root)
     _write_etc(root)
     _run_ldconfig(root)
@@ -248,14 +222,6 @@ def _is_current(cached: Path, source: os.stat_result) -> bool:
     return len(header) == 16 and header[4:] == expected
 
 
-def _make_directories(root: Path) -> None:
-    for path, mode, owner in _DIRECTORIES:
-        directory = root / path
-        directory.mkdir(parents=True, exist_ok=True)
-        os.chown(directory, *owner)
-        directory.chmod(mode)
-
-
 def _make_links(root: Path) -> None:
     for name in _MERGED:
         if (root / "usr" / name).is_dir():
@@ -276,17 +242,11 @@ def _write_etc(root: Path) -> None:
     libraries = sorted(path for path in (root / "usr/lib").glob("*-linux-gnu*") if path.is_dir())
     lines = "\n".join(f"/usr/lib/{path.name}" for path in libraries)
     for name, text in _ETC.items():
-        _write(etc / name, text.replace("{libraries}", lines).encode())
+        write_file(etc / name, text.replace("{libraries}", lines).encode())
     (etc / "shadow").chmod(0o600)
     certificates = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
     bundle = b"".join(path.read_bytes().rstrip(b"\n") + b"\n" for path in certificates)
-    _write(etc / "ssl/certs/ca-certificates.crt", bundle)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    path.chmod(0o644)
+    write_file(etc / "ssl/certs/ca-certificates.crt", bundle)
 
 
 def _run_ldconfig(root: Path) -> None:
