@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,13 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from dsec.images.builds import abandoned, try_lock
+
 _GRACE: Final = 3600.0  # seconds: somebody may have looked up its name a moment ago
 
 
-def collect(root: Path) -> tuple[Path, ...]:
-    """Remove half-made things and images that no name stands for; what was removed. Nothing while an image is built.
+def collect(root: Path, *, budget: int | None = None, grace: float = _GRACE) -> tuple[Path, ...]:
+    """Remove half-made things of dead builders, and images that no name stands for and nobody holds; what was removed.
 
-    Images that are mounted stay usable until they are unmounted. Blocking.
+    Images that are mounted stay usable until they are unmounted. Nothing happens while another process begins or publishes
+    a build. Blocking.
+
+    Args:
+        budget: bytes that images may have together: beyond it those that nobody holds go too, with their names, the one
+            first that was asked for longest ago. None: no bound.
+        grace: seconds for which an image stays after it was asked for, whatever the budget.
 
     Raises: OSError.
     """
@@ -25,29 +32,61 @@ def collect(root: Path) -> tuple[Path, ...]:
         return ()
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(descriptor):
             return ()
-        found = tuple(_unneeded(root))
-        for path in found:
-            _remove(path)
+        found = _remove_all(_unneeded(root, grace))
+        if budget is not None:
+            found += _remove_all(_evicted(root, budget, grace))
         return found
     finally:
         os.close(descriptor)
 
 
-def _unneeded(root: Path) -> Iterator[Path]:
-    yield from _entries(root / "building")
-    named = {_digest(path) for path in _entries(root / "names")}
+def _unneeded(root: Path, grace: float) -> Iterator[Path]:
+    yield from abandoned(root / "building")
+    needed = {_digest(path) for path in _entries(root / "names")} | _held(root)
     for path in _entries(root / "images"):
-        if path.name.split(".")[0] not in named and _old(path):
+        if _stem(path) not in needed and _age(path) > grace and _age(_used(path)) > grace:
             yield path
-    yield from (path for path in _entries(root / "names") if path.name.startswith(".") and _old(path))
+    yield from (path for path in _entries(root / "names") if path.name.startswith(".") and _age(path) > grace)
 
 
-def _old(path: Path) -> bool:
-    return time.time() - path.lstat().st_mtime > _GRACE
+def _evicted(root: Path, budget: int, grace: float) -> Iterator[Path]:
+    """Names before the images they stand for: who sees a name sees a whole image."""
+    images = [path for path in _entries(root / "images") if path.suffix == ".erofs"]
+    total = sum(path.stat().st_size for path in images)
+    held = _held(root)
+    for path in sorted(images, key=lambda path: _age(_used(path)), reverse=True):
+        if total <= budget:
+            return
+        if _stem(path) in held or _age(_used(path)) <= grace:
+            continue
+        total -= path.stat().st_size
+        yield from (name for name in _entries(root / "names") if _digest(name) == _stem(path))
+        yield from (each for each in _entries(root / "images") if _stem(each) == _stem(path))
+
+
+def _held(root: Path) -> set[str]:
+    return {_stem(path) for path in _entries(root / "held")}
+
+
+def _stem(path: Path) -> str:
+    """The digest that a file's name begins with."""
+    return path.name.lstrip(".").split(".")[0]
+
+
+def _used(path: Path) -> Path:
+    """What bears the time at which an image was last asked for."""
+    used = path.with_name(f"{_stem(path)}.used")
+    return used if used.exists() else path
+
+
+def _age(path: Path) -> float:
+    """Seconds; none for what is gone."""
+    try:
+        return time.time() - path.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _entries(directory: Path) -> tuple[Path, ...]:
@@ -63,8 +102,12 @@ def _digest(path: Path) -> str:
     return str(value.get("digest", "")).removeprefix("sha256:") if isinstance(value, dict) else ""
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _remove_all(paths: Iterator[Path]) -> tuple[Path, ...]:
+    """All found before the first is removed."""
+    found = tuple(paths)
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    return found

@@ -1,39 +1,43 @@
 """The image store: EROFS files named by the digest of their tree, shared by all engines of a user.
 
-``images/<digest>.erofs`` the image, ``images/<digest>.json`` what is known of it, ``names/<name>`` what a name means,
-``building/`` half-made things (of a builder that died; removed by the next one), ``lock`` held while building.
+``images``, ``names``, ``held``: see :mod:`dsec.images.shelf`. ``building/`` half-made things (of a builder that died: removed
+by the next one), ``locks/<key>`` held while that name is built, ``lock`` for moments.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
-import os
-import re
-import secrets
-import shutil
-import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from anyio import to_thread
 
-from dsec.errors import BadRequest, Busy, NotFound, StorageFull, StoreDamaged
+from dsec.errors import Conflict, NotFound, StorageFull, Unsupported
+from dsec.images import debian, oci, registry
+from dsec.images.bases import default_table, resolve
+from dsec.images.builds import locked, work_directory
+from dsec.images.names import HINT, HOST, SYSTEM, BaseName, parse
 from dsec.images.packages import fingerprint, system_packages
+from dsec.images.shelf import Meaning, Shelf
 from dsec.images.system import RECIPE, Progress, build_tree, make_erofs, require_builder
-from dsec.images.tree import file_digest, tree_digest
-from dsec.ports.storage import Image, Images
+from dsec.images.tree import tree_digest
+from dsec.images.unpack import Unpacked, unpack
+from dsec.ports.storage import Image, ImageConfig, Images
 
-_SYSTEM: Final = "system"
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
-_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_LOCK_SECONDS: Final = 300.0
 _STATUS: Final = Path("/var/lib/dpkg/status")
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What is known of a tree that was just built. ``extra``: what tells later whether it is still current."""
+
+    sources: Sequence[str] = ()
+    config: ImageConfig | None = None
+    unpacked: Unpacked | None = None
+    extra: Meaning = field(default_factory=dict)
 
 
 def _silent(_: str) -> None:
@@ -46,20 +50,26 @@ class ImageStore(Images):
     Args:
         root: of the store.
         progress: told, from a worker thread, what a long build is doing.
+        bases: the alias table; None = where :func:`~dsec.images.bases.default_table` says.
     """
 
-    def __init__(self, root: Path, *, progress: Progress = _silent) -> None:
+    def __init__(self, root: Path, *, progress: Progress = _silent, bases: Path | None = None) -> None:
         self._root = root
         self._progress = progress
-        self._images = root / "images"
-        self._names = root / "names"
-        self._building = root / "building"
+        self._bases = bases
+        self._shelf = Shelf(root)
 
     async def get(self, name: str) -> Image:
-        """See :class:`~dsec.ports.storage.Images`."""
-        if not _NAME.fullmatch(name):
-            raise BadRequest(f"base: {name!r} is not the name of an image", hint="a-z, 0-9, '.', '_', '-'")
-        return await to_thread.run_sync(self._get, name)
+        """See :class:`~dsec.ports.storage.Images`.
+
+        ``system`` follows this machine's packages and ``oci:`` its path; ``debian:`` and ``docker://`` stay what they were
+        when they were built, until :meth:`refresh`.
+        """
+        return await to_thread.run_sync(self._get, parse(name), False)
+
+    async def refresh(self, name: str) -> Image:
+        """The same, built or fetched anew also when it is stored; images that were replaced stay until they are collected."""
+        return await to_thread.run_sync(self._get, parse(name), True)
 
     async def list(self) -> tuple[Image, ...]:
         """See :class:`~dsec.ports.storage.Images`."""
@@ -67,139 +77,164 @@ class ImageStore(Images):
 
     async def verify(self, name: str) -> Image:
         """The image after reading all of its file, whatever was checked before.  Raises: NotFound, StoreDamaged."""
-        return await to_thread.run_sync(lambda: self._load(name, self._meaning(name), full=True))
+        return await to_thread.run_sync(self._verify, name)
 
-    def _get(self, name: str) -> Image:
-        self._prepare()
-        if name != _SYSTEM:
-            return self._load(name, self._meaning(name))
-        image = self._current_system()
+    async def hold(self, digest: str, owner: str) -> None:
+        """Keep the image of that tree until ``owner`` releases it, also when its name means another one.
+
+        Raises: NotFound, BadRequest.
+        """
+        await to_thread.run_sync(self._shelf.hold, digest, owner)
+
+    async def release(self, digest: str, owner: str) -> None:
+        """The end of :meth:`hold`; absent is not an error.  Raises: BadRequest."""
+        await to_thread.run_sync(self._shelf.release, digest, owner)
+
+    def _get(self, asked: BaseName, anew: bool) -> Image:
+        self._shelf.prepare()
+        used = self._resolve(asked)
+        if used.kind == HOST:
+            raise Unsupported(
+                "base 'host' (this machine's /usr, bound read-only) cannot be mounted yet: levels take images only",
+                hint="use 'system', which is made of this machine's packages",
+            )
+        image = self._pinned(used) if used.pin and not anew else None
+        if image is None:
+            image = self._obtain(used, anew)
+        if used.pin not in ("", image.digest, *image.sources):
+            raise Conflict(
+                f"image {used.name!r} is {image.digest} here, not {used.pin}",
+                hint="pin what it is now, or get the image that was pinned from where it is",
+                found=image.digest,
+                pinned=used.pin,
+            )
+        return image if used.name == asked.name else replace(image, asked=asked.name)
+
+    def _resolve(self, asked: BaseName) -> BaseName:
+        return resolve(asked, self._bases or default_table())
+
+    def _pinned(self, used: BaseName) -> Image | None:
+        """What is pinned, when the pin is the digest of a tree that is stored."""
+        return self._shelf.by_digest(used.name, used.pin)
+
+    def _obtain(self, used: BaseName, anew: bool) -> Image:
+        image = None if anew else self._current(used)
         if image is not None:
             return image
-        with self._lock():
-            return self._current_system() or self._build_system()
+        with locked(self._root / "locks" / used.key):
+            return (None if anew else self._current(used)) or self._build(used)
 
     def _list(self) -> tuple[Image, ...]:
-        self._prepare()
-        names = sorted(path.name for path in self._names.iterdir() if _NAME.fullmatch(path.name))
-        return tuple(self._image(name, str(self._meaning(name)["digest"])) for name in names)
+        self._shelf.prepare()
+        return tuple(self._shelf.image(name, meaning) for name, meaning in self._shelf.names())
 
-    def _prepare(self) -> None:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for directory in (self._images, self._names, self._building):
-            directory.mkdir(mode=0o700, exist_ok=True)
+    def _verify(self, name: str) -> Image:
+        used = self._resolve(parse(name))
+        meaning = self._shelf.meaning(used.key)
+        if meaning is None:
+            raise NotFound(f"no image {name!r} is stored", hint="get it first; it is built then", name=name)
+        return self._shelf.load(used.key, used.name, meaning, full=True)
 
-    def _image(self, name: str, digest: str) -> Image:
-        return Image(name=name, digest=digest, path=self._images / f"{digest.removeprefix('sha256:')}.erofs")
-
-    def _meaning(self, name: str) -> Mapping[str, object]:
-        """What a name stands for.  Raises: NotFound, StoreDamaged."""
-        path = self._names / name
-        try:
-            meaning = _read_json(path)
-        except FileNotFoundError:
-            raise NotFound(
-                f"no image is named {name!r}", hint=f"the base that is built here is {_SYSTEM!r}"
-            ) from None
-        if not _DIGEST.fullmatch(str(meaning.get("digest"))):
-            raise StoreDamaged(f"{path} names no digest", hint=f"remove {path}; the image is built again")
-        return meaning
-
-    def _current_system(self) -> Image | None:
-        """The stored base, unless it was never built or its packages have changed since."""
-        status = _status_stamp()
-        try:
-            meaning = self._meaning(_SYSTEM)
-        except NotFound:
+    def _current(self, used: BaseName) -> Image | None:
+        """The stored image, unless it was never built or what it was made of has changed since."""
+        # Before the meaning is read: what changes in between is seen the next time.
+        status = _status_stamp() if used.kind == SYSTEM else ""
+        meaning = self._shelf.meaning(used.key)
+        if meaning is None:
             return None
-        if meaning.get("status") != status and meaning.get("key") != _system_key():
+        if used.kind == SYSTEM and meaning.get("status") != status and meaning.get("key") != _system_key():
             return None
-        return self._load(_SYSTEM, meaning)
+        if used.kind == "oci" and meaning.get("stamp") != _layout_stamp(_layout(used.rest)[0]):
+            return None
+        return self._shelf.load(used.key, used.name, meaning)
 
-    def _load(self, name: str, meaning: Mapping[str, object], *, full: bool = False) -> Image:
-        """The image, its file checked: all of it once per boot, afterwards by its inode's data.  Raises: StoreDamaged."""
-        image = self._image(name, str(meaning["digest"]))
-        facts_path = image.path.with_suffix(".json")
-        stamp_path = image.path.with_suffix(".checked")
-        try:
-            facts = _read_json(facts_path)
-            stamp = _stamp(image.path)
-            if not full and _read_text(stamp_path) == stamp:
-                return image
-            found = file_digest(image.path)
-        except FileNotFoundError as error:
-            raise self._damaged(name, f"{error.filename} is missing") from error
-        if found != facts.get("file"):
-            raise self._damaged(name, f"{image.path} holds {found}, not {facts.get('file')}")
-        _write_whole(stamp_path, stamp.encode())
-        return image
-
-    def _damaged(self, name: str, what: str) -> StoreDamaged:
-        return StoreDamaged(
-            f"image {name!r}: {what}", hint=f"remove {self._names / name}; the image is built again"
-        )
-
-    def _build_system(self) -> Image:
-        """Build and publish; call with the lock held."""
+    def _build(self, used: BaseName) -> Image:
+        """Build and publish; call with the name's lock held."""
         tool = require_builder()
-        packages = system_packages()
-        status, key = _status_stamp(), fingerprint(packages, RECIPE)
-        for left in self._building.iterdir():
-            shutil.rmtree(left)
-        work = self._building / secrets.token_hex(8)
-        work.mkdir(mode=0o700)
         try:
-            tree, file = work / "tree", work / "image"
-            tree.mkdir()
-            build_tree(tree, packages, self._progress)
-            self._progress("computing the digest")
-            digest = tree_digest(tree)
-            self._progress("writing the image")
-            make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])))
-            image = self._publish(_SYSTEM, digest, file, {"status": status, "key": key})
+            with work_directory(self._root) as work:
+                tree, file, parts = work / "tree", work / "image", work / "parts"
+                tree.mkdir()
+                parts.mkdir()
+                made = self._make(used, tree, parts)
+                self._progress("computing the digest")
+                digest = tree_digest(tree)
+                self._progress("writing the image")
+                make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])))
+                meaning = {"digest": digest, "sources": list(made.sources), **made.extra, **_told(made)}
+                with locked(self._root / "lock"):
+                    image = self._shelf.publish(used.key, used.name, file, meaning)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(
-                    f"no space to build base 'system' in {self._root}", hint="300 MB are needed"
+                    f"no space to build base {used.name!r} in {self._root}",
+                    hint="300 MB are needed, or three times the image",
                 ) from error
             raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
         self._progress("done")
         return image
 
-    def _publish(self, name: str, digest: str, file: Path, meaning: Mapping[str, object]) -> Image:
-        """File first, then facts, then the name: who sees the name sees a whole image."""
-        image = self._image(name, digest)
-        file.chmod(0o400)
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-        content = file_digest(file)
-        file.rename(image.path)
-        facts = {
-            "digest": digest,
-            "file": content,
-            "size": image.path.stat().st_size,
-            "created": int(time.time()),
-        }
-        _write_whole(image.path.with_suffix(".json"), json.dumps(facts).encode())
-        _write_whole(image.path.with_suffix(".checked"), _stamp(image.path).encode())
-        _write_whole(self._names / name, json.dumps({"digest": digest, **meaning}).encode())
-        return image
+    def _make(self, used: BaseName, tree: Path, parts: Path) -> _Made:
+        """Fill the tree."""
+        match used.kind:
+            case "system":
+                return self._make_system(tree)
+            case "debian":
+                return _Made(unpacked=debian.build(used.rest, tree, parts, self._progress))
+            case "docker":
+                self._progress(f"fetching {used.name}")
+                layout, digest = registry.fetch(used.rest, used.pin, parts)
+                return self._make_oci(layout, "image", tree, parts, (digest,))
+            case "oci":
+                path, tag = _layout(used.rest)
+                stamp = _layout_stamp(path)  # before it is read
+                made = self._make_oci(path, tag, tree, parts, ())
+                return replace(made, extra={"stamp": stamp})
+            case _:
+                raise NotFound(f"no image is named {used.name!r}", hint=HINT)
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """One builder at a time over all processes.  Raises: Busy: another one builds, and does not end."""
-        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while not _try_lock(descriptor):
-                if time.monotonic() > deadline:
-                    raise Busy(f"another process has been building in {self._root} for {_LOCK_SECONDS:.0f} s")
-                time.sleep(0.05)
-            yield
-        finally:
-            os.close(descriptor)
+    def _make_system(self, tree: Path) -> _Made:
+        packages = system_packages()
+        extra = {"status": _status_stamp(), "key": fingerprint(packages, RECIPE)}
+        build_tree(tree, packages, self._progress)
+        return _Made(extra=extra)
+
+    def _make_oci(self, path: Path, tag: str, tree: Path, parts: Path, sources: Sequence[str]) -> _Made:
+        self._progress("checking the layers")
+        blobs = parts / "blobs"
+        blobs.mkdir()
+        found = oci.read_image(path, blobs, tag=tag)
+        self._progress(f"unpacking {len(found.layers)} layers")
+        unpacked = unpack(tree, found.layers)
+        others = [each for each in sources if each != found.source]
+        return _Made(sources=(found.source, *others), config=found.config, unpacked=unpacked)
+
+
+def _told(made: _Made) -> dict[str, Any]:
+    """Of the unpacking and the config, for the files of the store."""
+    told: dict[str, Any] = {}
+    if made.config is not None:
+        told["config"] = {name: getattr(made.config, name) for name in made.config.__slots__}
+    if made.unpacked is not None:
+        told["dropped"] = {**made.unpacked.dropped, "skipped": made.unpacked.skipped}
+    return told
+
+
+def _layout(rest: str) -> tuple[Path, str]:
+    """Path and tag of what follows ``oci:``."""
+    path, separator, tag = rest.rpartition(":")
+    if not separator or "/" in tag or oci.has_layout(Path(rest)):
+        return Path(rest), ""
+    return Path(path), tag
+
+
+def _layout_stamp(path: Path) -> str | None:
+    """Changes when a layout or an archive does."""
+    try:
+        info = (path / "index.json" if path.is_dir() else path).stat()
+    except OSError:
+        return None
+    return f"{info.st_dev} {info.st_ino} {info.st_mtime_ns} {info.st_size}"
 
 
 def _system_key() -> str:
@@ -213,57 +248,3 @@ def _status_stamp() -> str:
     except FileNotFoundError:
         return "none"
     return f"{RECIPE} {info.st_ino} {info.st_mtime_ns} {info.st_size}"
-
-
-def _stamp(path: Path) -> str:
-    """What must not have changed since a file was checked. A change time cannot be set, and a boot ends all trust."""
-    info = path.stat()
-    boot = _BOOT_ID.read_text().strip()
-    return f"{boot} {info.st_dev} {info.st_ino} {info.st_mtime_ns} {info.st_ctime_ns} {info.st_size}"
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _read_text(path: Path) -> str:
-    """Content, "" when absent."""
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        return ""
-
-
-def _read_json(path: Path) -> Mapping[str, object]:
-    """Raises: FileNotFoundError, StoreDamaged."""
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise StoreDamaged(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise StoreDamaged(f"{path} is not a JSON object")
-    return value
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new one, also after a power loss."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)

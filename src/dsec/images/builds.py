@@ -1,0 +1,83 @@
+"""Building one image once: locks between processes, and directories that a dead builder leaves to nobody."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from dsec.errors import Busy
+
+_WAIT_SECONDS: Final = 1800.0
+_SHORT_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.05
+
+
+@contextmanager
+def locked(path: Path, *, seconds: float = _WAIT_SECONDS) -> Iterator[None]:
+    """Alone among all processes. Blocking.
+
+    Raises: Busy: another one has it, and does not end.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + seconds
+        while not try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise Busy(
+                    f"another process has been building with {path} for {seconds:.0f} s",
+                    hint="try again later",
+                    seconds=seconds,
+                )
+            time.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def work_directory(root: Path) -> Iterator[Path]:
+    """A new directory in ``root/building``, gone afterwards; what dead builders left there goes first. Blocking."""
+    with locked(root / "lock", seconds=_SHORT_SECONDS):
+        for path in abandoned(root / "building"):
+            shutil.rmtree(path)
+        work = root / "building" / secrets.token_hex(8)
+        work.mkdir(mode=0o700)
+        descriptor = os.open(work / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(descriptor)
+
+
+def abandoned(building: Path) -> Iterator[Path]:
+    """Directories whose builder is dead; call with ``lock`` held, so that none is just beginning."""
+    for path in sorted(building.iterdir()) if building.is_dir() else ():
+        try:
+            descriptor = os.open(path / "alive", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:  # not even begun
+            yield path
+            continue
+        try:
+            dead = try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+        if dead:
+            yield path
+
+
+def try_lock(descriptor: int) -> bool:
+    """Whether it is ours now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,107 @@
+"""Names of bases: what a person writes, read once into what to do."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from dsec.errors import BadRequest
+
+SYSTEM: Final = "system"
+HOST: Final = "host"
+HINT: Final = (
+    "names are: system, debian:SUITE, oci:PATH[:TAG], docker://HOST/REPOSITORY[:TAG], or one of bases.toml"
+)
+
+_PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+_ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:+-]{0,199}")
+_SUITE: Final = re.compile(r"[a-z][a-z0-9-]{1,40}")
+_PINNED: Final = re.compile(r"(?P<name>.+)@(?P<pin>sha256:[0-9a-f]{64})", re.DOTALL)
+# host[:port]/path[:tag]: what the distribution protocol allows, so that nothing of it can be an option of a program.
+_REMOTE: Final = re.compile(
+    r"(?P<host>(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-f:]+\])(?::[0-9]{1,5})?)/"
+    r"(?P<path>[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
+)
+_LONGEST: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseName:
+    """``kind``: system, host, debian, oci, docker or alias. ``rest``: without the kind. ``pin``: ``sha256:…`` or ""."""
+
+    kind: str
+    rest: str
+    pin: str = ""
+
+    @property
+    def name(self) -> str:
+        """Without the pin."""
+        match self.kind:
+            case "debian" | "oci":
+                return f"{self.kind}:{self.rest}"
+            case "docker":
+                return f"docker://{self.rest}"
+            case _:
+                return self.rest
+
+    @property
+    def key(self) -> str:
+        """Of the files that the store keeps for this name. A pin chooses what a registry gives: there it belongs to it."""
+        if _PLAIN.fullmatch(self.name):
+            return self.name
+        text = f"{self.name}@{self.pin}" if self.kind == "docker" and self.pin else self.name
+        return f"_{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def parse(text: str) -> BaseName:
+    """Raises: BadRequest."""
+    name, pin = text, ""
+    if match := _PINNED.fullmatch(text):
+        name, pin = match["name"], match["pin"]
+    elif "@" in text and not text.startswith("oci:"):
+        raise _wrong(text, "what follows '@' is no digest (sha256: and 64 of 0-9a-f)")
+    if len(name) > _LONGEST or not name.isprintable():
+        raise _wrong(text[:100], "too long, or not printable")
+    return _kind(name, pin)
+
+
+def _kind(name: str, pin: str) -> BaseName:
+    if name in (SYSTEM, HOST):
+        return BaseName(kind=name, rest=name, pin=pin)
+    if name.startswith("oci:"):
+        path = name.removeprefix("oci:")
+        if not path.startswith("/"):
+            raise _wrong(name, "the path must be absolute")
+        return BaseName(kind="oci", rest=path, pin=pin)
+    if name.startswith("docker://"):
+        rest = name.removeprefix("docker://")
+        if not _REMOTE.fullmatch(rest):
+            raise _wrong(name, "write docker://HOST[:PORT]/REPOSITORY[:TAG], the host included")
+        return BaseName(kind="docker", rest=rest, pin=pin)
+    suite = name.removeprefix("debian:")
+    if suite != name and _SUITE.fullmatch(suite):
+        return BaseName(kind="debian", rest=suite, pin=pin)
+    if not _ALIAS.fullmatch(name) or ".." in name:
+        raise _wrong(name, "it has characters that no name has")
+    return BaseName(kind="alias", rest=name, pin=pin)
+
+
+def host_of(rest: str) -> str:
+    """Of what follows ``docker://``, without the port."""
+    match = _REMOTE.fullmatch(rest)
+    assert match is not None
+    return re.sub(r":[0-9]{1,5}$", "", match["host"]).strip("[]")
+
+
+def untagged(rest: str) -> str:
+    """What follows ``docker://``, without its tag."""
+    match = _REMOTE.fullmatch(rest)
+    assert match is not None
+    return f"{match['host']}/{match['path']}"
+
+
+def _wrong(name: str, why: str) -> BadRequest:
+    return BadRequest(f"base: {name!r} is not the name of an image: {why}", hint=HINT, name=name)

@@ -1,0 +1,217 @@
+"""The image store on disk, without building: which image a name means, whether its file is still what was stored.
+
+``images/<digest>.erofs`` the image, ``.json`` what is known of it, ``.checked`` when it was last read in full, ``.used`` (its
+time: when it was last asked for); ``names/<key>`` what a name means; ``held/<digest>.<owner>`` a reference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from dsec.errors import BadRequest, NotFound, StoreDamaged
+from dsec.images.tree import file_digest
+from dsec.ports.storage import Image, ImageConfig
+
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_DIRECTORIES: Final = ("images", "names", "building", "locks", "held")
+
+Meaning = Mapping[str, Any]
+"""What a name stands for: its ``digest``, and what :mod:`dsec.images.store` needs to know whether that is still current."""
+
+
+class Shelf:
+    """Below one directory.
+
+    Args:
+        root: of the store.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def prepare(self) -> None:
+        """Make the directories (mode 0700) when absent.  Raises: OSError."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in _DIRECTORIES:
+            (self.root / name).mkdir(mode=0o700, exist_ok=True)
+
+    def meaning(self, key: str) -> Meaning | None:
+        """What a name stands for, None when it was never built.  Raises: StoreDamaged."""
+        path = self.root / "names" / key
+        try:
+            meaning = read_json(path)
+        except FileNotFoundError:
+            return None
+        if not _DIGEST.fullmatch(str(meaning.get("digest"))):
+            raise StoreDamaged(f"{path} names no digest", hint=f"remove {path}; the image is built again")
+        return meaning
+
+    def names(self) -> Iterator[tuple[str, Meaning]]:
+        """Every name with what it stands for, sorted.  Raises: StoreDamaged."""
+        found = []
+        for path in (self.root / "names").iterdir():
+            meaning = None if path.name.startswith(".") else self.meaning(path.name)
+            if meaning is not None:
+                found.append((str(meaning.get("name", path.name)), meaning))
+        return iter(sorted(found, key=lambda pair: pair[0]))
+
+    def load(self, key: str, name: str, meaning: Meaning, *, full: bool = False) -> Image:
+        """The image, its file checked: all of it once per boot, afterwards by its inode's data.  Raises: StoreDamaged."""
+        image = self.image(name, meaning)
+        stamp_path = image.path.with_suffix(".checked")
+        try:
+            facts = read_json(image.path.with_suffix(".json"))
+            stamp = _stamp(image.path)
+            if full or _read_text(stamp_path) != stamp:
+                self._check(key, name, image.path, facts)
+                write_whole(stamp_path, stamp.encode())
+        except FileNotFoundError as error:
+            raise self._damaged(key, name, f"{error.filename} is missing") from error
+        image.path.with_suffix(".used").touch(mode=0o600)
+        return image
+
+    def image(self, name: str, meaning: Meaning) -> Image:
+        """Without a look at its file."""
+        digest = str(meaning["digest"])
+        config = meaning.get("config")
+        return Image(
+            name=name,
+            digest=digest,
+            path=self.root / "images" / f"{digest.removeprefix('sha256:')}.erofs",
+            sources=tuple(meaning.get("sources", ())),
+            config=_config(config) if isinstance(config, dict) else None,
+        )
+
+    def by_digest(self, name: str, digest: str) -> Image | None:
+        """The image of that tree, whether or not a name stands for it; None when it is not stored.  Raises: StoreDamaged."""
+        path = self.root / "images" / f"{digest.removeprefix('sha256:')}.json"
+        try:
+            facts = read_json(path)
+        except FileNotFoundError:
+            return None
+        return self.load("", name, facts)
+
+    def publish(self, key: str, name: str, file: Path, meaning: Meaning) -> Image:
+        """Take ``file`` in. File first, then facts, then the name: who sees the name sees a whole image.  Raises: OSError."""
+        image = self.image(name, meaning)
+        config = {"config": asdict(image.config)} if image.config else {}
+        known = {"digest": image.digest, "sources": image.sources, **config}
+        image.path.with_suffix(".used").touch(mode=0o600)
+        if not self._is_whole(image.path):
+            file.chmod(0o400)
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+            facts = {"file": file_digest(file), "size": file.stat().st_size, "created": int(time.time())}
+            file.rename(image.path)
+            write_whole(image.path.with_suffix(".json"), json.dumps(known | facts).encode())
+            write_whole(image.path.with_suffix(".checked"), _stamp(image.path).encode())
+        write_whole(self.root / "names" / key, json.dumps({"name": name, **meaning, **known}).encode())
+        return image
+
+    def _is_whole(self, path: Path) -> bool:
+        """Whether an image is stored there already, undamaged."""
+        try:
+            return file_digest(path) == read_json(path.with_suffix(".json")).get("file")
+        except (FileNotFoundError, StoreDamaged):
+            return False
+
+    def hold(self, digest: str, owner: str) -> None:
+        """Note that ``owner`` needs an image, until :meth:`release`.  Raises: NotFound, BadRequest."""
+        path = self._reference(digest, owner)
+        path.touch(mode=0o600)
+        # After the reference: a collector that looked before it was there has removed the image by now, or never will.
+        if not (self.root / "images" / f"{digest.removeprefix('sha256:')}.erofs").exists():
+            path.unlink(missing_ok=True)
+            raise NotFound(f"no image {digest} is stored", hint="get it by name first", digest=digest)
+
+    def release(self, digest: str, owner: str) -> None:
+        """Absent is not an error.  Raises: BadRequest."""
+        self._reference(digest, owner).unlink(missing_ok=True)
+
+    def _reference(self, digest: str, owner: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise BadRequest(f"digest: {digest!r:.100} is none", hint="sha256: and 64 of 0-9a-f")
+        if not _OWNER.fullmatch(owner):
+            raise BadRequest(
+                f"owner: {owner!r:.200} is no name", hint="letters, digits, '.', '_', '-'; 128 at most"
+            )
+        return self.root / "held" / f"{digest.removeprefix('sha256:')}.{owner}"
+
+    def _check(self, key: str, name: str, path: Path, facts: Meaning) -> None:
+        found = file_digest(path)
+        if found != facts.get("file"):
+            raise self._damaged(key, name, f"{path} holds {found}, not {facts.get('file')}")
+
+    def _damaged(self, key: str, name: str, what: str) -> StoreDamaged:
+        path = self.root / "names" / key if key else self.root / "images"
+        return StoreDamaged(
+            f"image {name!r}: {what}", hint=f"remove {path}; the image is built again", name=name
+        )
+
+
+def read_json(path: Path) -> Meaning:
+    """Raises: FileNotFoundError, StoreDamaged."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StoreDamaged(
+            f"{path} is not JSON: {error}", hint=f"remove {path}; the image is built again"
+        ) from error
+    if not isinstance(value, dict):
+        raise StoreDamaged(f"{path} is not a JSON object", hint=f"remove {path}; the image is built again")
+    return value
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Readers see the old content or the new one, also after a power loss.  Raises: OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+def _config(value: Mapping[str, Any]) -> ImageConfig:
+    return ImageConfig(
+        env=tuple(value.get("env", ())),
+        working_dir=str(value.get("working_dir", "")),
+        user=str(value.get("user", "")),
+        entrypoint=tuple(value.get("entrypoint", ())),
+        cmd=tuple(value.get("cmd", ())),
+    )
+
+
+def _stamp(path: Path) -> str:
+    """What must not have changed since a file was checked. A change time cannot be set, and a boot ends all trust."""
+    info = path.stat()
+    boot = _BOOT_ID.read_text().strip()
+    return f"{boot} {info.st_dev} {info.st_ino} {info.st_mtime_ns} {info.st_ctime_ns} {info.st_size}"
+
+
+def _read_text(path: Path) -> str:
+    """Content, "" when absent."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
