@@ -1,0 +1,249 @@
+"""Builders that race, die and are slow; registries; Debian."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from dsec.errors import Busy, Conflict, NotFound, RuntimeUnavailable, TooLarge, Unsupported
+from dsec.images.gc import collect
+from dsec.images.registry import fetch
+from dsec.images.store import ImageStore
+from dsec.images.tools import enclosed, environment, run
+from dsec.ports.storage import Image
+from dsec.testing import images as make
+from dsec.testing.images import directory, file, layer
+
+pytestmark = [pytest.mark.needs_root]
+
+LAYERS = (layer(directory("etc"), file("etc/motd", b"hello\n")),)
+
+BUILDER = """
+import anyio, sys, time
+from pathlib import Path
+from dsec.images.store import ImageStore
+
+def told(word):
+    print(word, flush=True)
+    if word == sys.argv[3]:
+        time.sleep(60)
+
+image = anyio.run(ImageStore(Path(sys.argv[1]), progress=told).get, sys.argv[2])
+print(image.digest)
+"""
+
+
+def builder(store: Path, name: str, stop_at: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BUILDER, os.fspath(store), name, stop_at]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def get(store: Path, name: str) -> Image:
+    return anyio.run(ImageStore(store).get, name)
+
+
+def test_builders_at_once_build_once(tmp_path: Path) -> None:
+    name = f"oci:{make.write_layout(tmp_path / 'layout', LAYERS)}"
+    running = [builder(tmp_path / "store", name) for _ in range(3)]
+    said = [process.communicate(timeout=60)[0].split("\n") for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert len({lines[-2] for lines in said}) == 1
+    assert sorted(lines.count("done") for lines in said) == [0, 0, 1]
+    assert os.listdir(tmp_path / "store/building") == []
+
+
+@pytest.mark.parametrize("moment", ["checking the layers", "computing the digest", "writing the image"])
+def test_a_builder_that_was_killed_leaves_nothing_that_matters(tmp_path: Path, moment: str) -> None:
+    store = tmp_path / "store"
+    name = f"oci:{make.write_layout(tmp_path / 'layout', LAYERS)}"
+    with builder(store, name, moment) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != f"{moment}\n":
+            pass
+        (alive,) = os.listdir(store / "building")
+        assert collect(store) == ()  # it lives
+        assert os.listdir(store / "building") == [alive]
+        process.kill()
+    assert os.listdir(store / "building") == [alive]
+    assert os.listdir(store / "names") == []
+    assert collect(store) == (store / "building" / alive,)
+    image = get(store, name)
+    assert image.digest == get(tmp_path / "other", name).digest
+    assert os.listdir(store / "building") == []
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from dsec.images.tools import enclosed, environment, run
+run(enclosed(["sh", "-c", "sleep 61.25 & mount -t tmpfs none /mnt; touch " + sys.argv[1] + "; sleep 61.25"]),
+    seconds=60, env=environment(), log=Path(sys.argv[2]))
+"""
+
+
+def sleepers() -> list[str]:
+    return subprocess.run(
+        ["pgrep", "-f", "^sleep 61[.]25"], capture_output=True, text=True, check=False
+    ).stdout.split()
+
+
+def test_what_a_killed_builder_had_started_dies_with_it(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, os.fspath(begun), os.fspath(tmp_path / "log")]
+    ) as process:
+        until(begun.exists)
+        assert len(sleepers()) == 2  # positive control
+        assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+        process.send_signal(signal.SIGKILL)
+    until(lambda: sleepers() == [])
+
+
+def until(holds: object) -> None:
+    assert callable(holds)
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(Busy, match="after 0 s"):
+        run(enclosed(["sleep", "61.25"]), seconds=0.2, env=environment(), log=tmp_path / "log")
+    until(lambda: sleepers() == [])
+
+
+def test_host_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="cannot be mounted yet") as caught:
+        get(tmp_path, "host")
+    assert caught.value.hint
+
+
+def test_an_alias_is_told(tmp_path: Path) -> None:
+    layout = make.write_layout(tmp_path / "layout", LAYERS)
+    bases = tmp_path / "bases.toml"
+    bases.write_text(f'[bases]\n"python:3.11-slim" = "oci:{layout}"\n')
+    store = ImageStore(tmp_path / "store", bases=bases)
+    image = anyio.run(store.get, "python:3.11-slim")
+    assert (image.asked, image.name) == ("python:3.11-slim", f"oci:{layout}")
+    assert anyio.run(store.get, f"oci:{layout}").asked == ""
+    with pytest.raises(NotFound):
+        anyio.run(store.get, "python:3.12-slim")
+
+
+def test_a_held_image_outlives_its_name(tmp_path: Path) -> None:
+    layout = make.write_layout(tmp_path / "layout", LAYERS)
+    store = ImageStore(tmp_path / "store")
+    first = anyio.run(store.get, f"oci:{layout}")
+    anyio.run(store.hold, first.digest, "snapshot-1")
+    make.write_layout(layout, [*LAYERS, layer(file("more"))])
+    anyio.run(store.get, f"oci:{layout}")
+    assert collect(tmp_path / "store", grace=-1) == ()
+    anyio.run(store.release, first.digest, "snapshot-1")
+    collect(tmp_path / "store", grace=-1)
+    assert not first.path.exists()
+
+
+CONFIG = """
+version: 0.1
+storage: {{filesystem: {{rootdirectory: {data}}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+log: {{level: error, accesslog: {{disabled: true}}}}
+"""
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """A registry on loopback: ``host:port``."""
+    for tool in ("docker-registry", "skopeo"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = tmp_path / "registry.yml"
+    config.write_text(CONFIG.format(data=tmp_path / "registry", port=port))
+    with (tmp_path / "registry.log").open("wb") as log:
+        process = subprocess.Popen(["docker-registry", "serve", os.fspath(config)], stdout=log, stderr=log)
+    try:
+        until(lambda: reachable(port))
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def reachable(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def push(registry: str, layout: Path, tag: str) -> None:
+    source, target = f"oci:{layout}", f"docker://{registry}/team/example:{tag}"
+    command = ["skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false", source, target]
+    subprocess.run(command, check=True, capture_output=True, env=environment() | {"HOME": os.fspath(layout)})
+
+
+def test_an_image_from_a_registry(tmp_path: Path, registry: str) -> None:
+    layout = make.write_layout(tmp_path / "layout", LAYERS, Env=["A=1"])
+    push(registry, layout, "v1")
+    store, name = ImageStore(tmp_path / "store"), f"docker://{registry}/team/example:v1"
+    image = anyio.run(store.get, name)
+    local = anyio.run(store.get, f"oci:{layout}")
+    assert (image.digest, image.config) == (local.digest, local.config)
+    # Its manifest pins it, in this store and in one that has never seen it; so does its tree where it is stored.
+    manifest = image.sources[-1]
+    assert anyio.run(store.get, f"{name}@{manifest}").digest == image.digest
+    assert get(tmp_path / "other", f"docker://{registry}/team/example@{manifest}").digest == image.digest
+    assert anyio.run(store.get, f"{name}@{image.digest}").digest == image.digest
+    with pytest.raises(NotFound):
+        anyio.run(store.get, f"{name}@sha256:{'0' * 64}")
+    # A tag that moves is followed when asked to.
+    push(registry, make.write_layout(tmp_path / "second", [*LAYERS, layer(file("more"))]), "v1")
+    assert anyio.run(store.get, name) == image
+    moved = anyio.run(store.refresh, name)
+    assert moved.digest != image.digest
+    assert anyio.run(store.get, f"{name}@{manifest}").digest == image.digest
+    with pytest.raises(Conflict):
+        anyio.run(store.get, f"oci:{layout}@{moved.digest[:-1]}0")
+
+
+def test_what_a_registry_does_not_have_or_has_too_much_of(tmp_path: Path, registry: str) -> None:
+    push(registry, make.write_layout(tmp_path / "layout", [layer(file("a", os.urandom(100_000)))]), "v1")
+    with pytest.raises(NotFound, match="no image docker://"):
+        get(tmp_path / "store", f"docker://{registry}/team/example:v2")
+    work = tmp_path / "work"
+    work.mkdir()
+    with pytest.raises(TooLarge, match="more than 50000 bytes"):
+        fetch(f"{registry}/team/example:v1", "", work, max_bytes=50_000)
+
+
+def test_a_registry_that_is_not_there(tmp_path: Path) -> None:
+    if shutil.which("skopeo") is None:
+        pytest.skip("skopeo is not installed")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        name = f"docker://127.0.0.1:{closed.getsockname()[1]}/a:1"
+        with pytest.raises(RuntimeUnavailable, match="cannot be fetched"):
+            get(tmp_path / "store", name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(
+    not os.environ.get("DSEC_TEST_DEBIAN"), reason="downloads 60 MB twice: set DSEC_TEST_DEBIAN=1"
+)
+def test_debian_is_the_same_every_time(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    first = anyio.run(store.get, "debian:bookworm")
+    assert anyio.run(store.refresh, "debian:bookworm").digest == first.digest
