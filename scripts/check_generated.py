@@ -14,6 +14,7 @@ GENERATORS: tuple[tuple[str, ...], ...] = (
     ("scripts/sync_client.py",),
     ("scripts/cli_reference.py",),
     ("scripts/sdk_reference.py",),
+    ("scripts/template_reference.py",),
 )
 
 

@@ -345,3 +345,15 @@ def test_a_default_that_is_written_is_declared_too() -> None:
     document = parse("name: a\nversion: 1\nstrategy: {max_steps: 30}\n")
     assert unenforced(document.template) == ()
     assert [each.field for each in unenforced(document.template, document.places)] == ["strategy.max_steps"]
+
+
+# The page
+
+
+def test_the_program_of_the_reference_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "reference" / "template.md").read_text()
+    programs = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert programs
+    for program in programs:
+        exec(program, {})

@@ -71,7 +71,7 @@ class Runtime:
     """What a sandbox begins with, and where and as whom its commands run.
 
     Attributes:
-        base: the image its files begin as. level: how strongly it is isolated.
+        base: the image that its files begin as. level: how strongly it is isolated.
         dependencies: Python packages to install (PEP 508). packages: Debian packages to install, ``name`` or ``name=version``.
         setup: commands for a shell, run in order when the template is built, after packages and dependencies.
         env: variables of every command. user: who runs commands. workdir: where they run, a path inside.
@@ -110,7 +110,7 @@ class Memory:
     """Where an agent remembers.
 
     Attributes:
-        type: how. short_term, long_term: URL of a store, without a password; "" = none.
+        type: how an agent remembers. short_term: URL of a store, without a password, "" = none. long_term: the same.
     """
 
     type: MemoryType = MemoryType.NONE
@@ -129,7 +129,7 @@ class Strategy:
 
     Attributes:
         model: the model that decides, "" = none is named.
-        max_steps: acts of the agent. max_seconds: of the run. max_cost_usd: US dollars, 0 = no ceiling.
+        max_steps: acts of the agent in one run. max_seconds: of one run. max_cost_usd: of one run in US dollars, 0 = no ceiling.
         timezone: of its clocks, a name of the IANA data base.
     """
 
@@ -148,7 +148,7 @@ class Resources:
     """What a sandbox may use at most.
 
     Attributes:
-        profile: what the limits began as. limits: what holds.
+        profile: the limits to begin with; those that are given beside it override them. limits: what holds.
     """
 
     profile: Profile = Profile.DEFAULT
@@ -190,8 +190,8 @@ class Isolation:
     """What of a run the next run of the same template finds: nothing, unless it says so here.
 
     Attributes:
-        workdir, tmp: the working directory and /tmp are new for every run. session_id: so is ``SESSION_ID``.
-        volumes: whether runs may leave something in volumes. scratch_exec: every command runs in a throw-away copy of the sandbox.
+        workdir: the working directory is new for every run. tmp: /tmp is new for every run. session_id: ``SESSION_ID`` is new for every run.
+        volumes: whether one run may find in a volume what another wrote. scratch_exec: every command runs in a throw-away copy of the sandbox.
     """
 
     workdir: Fresh = Fresh.FRESH
@@ -209,7 +209,7 @@ class Template:
     """The blueprint of an environment.
 
     Attributes:
-        name: of the environment. version: of the blueprint, the author's own.
+        name: of the environment: 1 to 64 of a-z, 0-9 and, within, ``.``, ``_`` and ``-``. version: of the blueprint, in the author's own counting.
         runtime, tools, memory, strategy, resources, network, isolation: see there.
         volumes: what of the host is shown inside. skills: names of skills that the agent has.
 
