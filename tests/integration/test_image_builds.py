@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -162,12 +168,85 @@ log: {{level: error, accesslog: {{disabled: true}}}}
 """
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    """A registry on loopback: ``host:port``."""
-    for tool in ("docker-registry", "skopeo"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
+class Registry:
+    """On loopback, ``address`` is ``host:port``."""
+
+    address: str
+
+    def push(self, layout: Path, tag: str) -> None:
+        source, target = f"oci:{layout}", f"docker://{self.address}/team/example:{tag}"
+        command = ["skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false", source, target]
+        subprocess.run(
+            command, check=True, capture_output=True, env=environment() | {"HOME": os.fspath(layout)}
+        )
+
+
+class SmallRegistry(Registry):
+    """Only what a client that pulls asks for."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.tags: dict[str, str] = {}
+        handler = partial(Answers, self)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.address = f"127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever)
+
+    def push(self, layout: Path, tag: str) -> None:
+        for path in (layout / "blobs/sha256").iterdir():
+            self.blobs[f"sha256:{path.name}"] = path.read_bytes()
+        self.tags[tag] = json.loads((layout / "index.json").read_text())["manifests"][0]["digest"]
+
+
+class Answers(BaseHTTPRequestHandler):
+    """GET and HEAD of manifests and blobs."""
+
+    def __init__(self, registry: SmallRegistry, *rest: Any) -> None:
+        self.registry = registry
+        super().__init__(*rest)
+
+    def do_GET(self) -> None:
+        path = self.path.removeprefix("/v2/team/example/")
+        wanted = path.rpartition("/")[2]
+        digest = self.registry.tags.get(wanted, wanted)
+        data = b"{}" if self.path == "/v2/" else self.registry.blobs.get(digest)
+        self.send_response(200 if data is not None else 404)
+        body = (
+            b'{"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}'
+            if data is None
+            else data
+        )
+        manifest = path.startswith("manifests/") and data is not None
+        kind = "application/vnd.oci.image.manifest.v1+json" if manifest else "application/json"
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Docker-Content-Digest", digest)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - the library looks for that name
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@contextmanager
+def small_registry(_: Path) -> Iterator[Registry]:
+    registry = SmallRegistry()
+    registry.thread.start()
+    try:
+        yield registry
+    finally:
+        registry.server.shutdown()
+        registry.thread.join()
+        registry.server.server_close()
+
+
+@contextmanager
+def docker_registry(tmp_path: Path) -> Iterator[Registry]:
+    if shutil.which("docker-registry") is None:
+        pytest.skip("docker-registry is not installed")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -177,10 +256,20 @@ def registry(tmp_path: Path) -> Iterator[str]:
         process = subprocess.Popen(["docker-registry", "serve", os.fspath(config)], stdout=log, stderr=log)
     try:
         until(lambda: reachable(port))
-        yield f"127.0.0.1:{port}"
+        registry = Registry()
+        registry.address = f"127.0.0.1:{port}"
+        yield registry
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(params=[small_registry, docker_registry])
+def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Registry]:
+    if shutil.which("skopeo") is None:
+        pytest.skip("skopeo is not installed")
+    with request.param(tmp_path) as found:
+        yield found
 
 
 def reachable(port: int) -> bool:
@@ -188,28 +277,24 @@ def reachable(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def push(registry: str, layout: Path, tag: str) -> None:
-    source, target = f"oci:{layout}", f"docker://{registry}/team/example:{tag}"
-    command = ["skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false", source, target]
-    subprocess.run(command, check=True, capture_output=True, env=environment() | {"HOME": os.fspath(layout)})
-
-
-def test_an_image_from_a_registry(tmp_path: Path, registry: str) -> None:
+def test_an_image_from_a_registry(tmp_path: Path, registry: Registry) -> None:
     layout = make.write_layout(tmp_path / "layout", LAYERS, Env=["A=1"])
-    push(registry, layout, "v1")
-    store, name = ImageStore(tmp_path / "store"), f"docker://{registry}/team/example:v1"
+    registry.push(layout, "v1")
+    store, name = ImageStore(tmp_path / "store"), f"docker://{registry.address}/team/example:v1"
     image = anyio.run(store.get, name)
     local = anyio.run(store.get, f"oci:{layout}")
     assert (image.digest, image.config) == (local.digest, local.config)
     # Its manifest pins it, in this store and in one that has never seen it; so does its tree where it is stored.
     manifest = image.sources[-1]
     assert anyio.run(store.get, f"{name}@{manifest}").digest == image.digest
-    assert get(tmp_path / "other", f"docker://{registry}/team/example@{manifest}").digest == image.digest
+    assert (
+        get(tmp_path / "other", f"docker://{registry.address}/team/example@{manifest}").digest == image.digest
+    )
     assert anyio.run(store.get, f"{name}@{image.digest}").digest == image.digest
     with pytest.raises(NotFound):
         anyio.run(store.get, f"{name}@sha256:{'0' * 64}")
     # A tag that moves is followed when asked to.
-    push(registry, make.write_layout(tmp_path / "second", [*LAYERS, layer(file("more"))]), "v1")
+    registry.push(make.write_layout(tmp_path / "second", [*LAYERS, layer(file("more"))]), "v1")
     assert anyio.run(store.get, name) == image
     moved = anyio.run(store.refresh, name)
     assert moved.digest != image.digest
@@ -218,14 +303,14 @@ def test_an_image_from_a_registry(tmp_path: Path, registry: str) -> None:
         anyio.run(store.get, f"oci:{layout}@{moved.digest[:-1]}0")
 
 
-def test_what_a_registry_does_not_have_or_has_too_much_of(tmp_path: Path, registry: str) -> None:
-    push(registry, make.write_layout(tmp_path / "layout", [layer(file("a", os.urandom(100_000)))]), "v1")
+def test_what_a_registry_does_not_have_or_has_too_much_of(tmp_path: Path, registry: Registry) -> None:
+    registry.push(make.write_layout(tmp_path / "layout", [layer(file("a", os.urandom(100_000)))]), "v1")
     with pytest.raises(NotFound, match="no image docker://"):
-        get(tmp_path / "store", f"docker://{registry}/team/example:v2")
+        get(tmp_path / "store", f"docker://{registry.address}/team/example:v2")
     work = tmp_path / "work"
     work.mkdir()
     with pytest.raises(TooLarge, match="more than 50000 bytes"):
-        fetch(f"{registry}/team/example:v1", "", work, max_bytes=50_000)
+        fetch(f"{registry.address}/team/example:v1", "", work, max_bytes=50_000)
 
 
 def test_a_registry_that_is_not_there(tmp_path: Path) -> None:
