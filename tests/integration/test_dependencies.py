@@ -5,9 +5,12 @@ from __future__ import annotations
 import http.server
 import io
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import threading
 import time
@@ -16,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import packaging.tags
 import pytest
 
 from dsec.errors import (
@@ -29,10 +33,10 @@ from dsec.errors import (
 )
 from dsec.images.dependencies.bounds import Bounds, Index
 from dsec.images.dependencies.cache import WheelCache
-from dsec.images.dependencies.install import install
+from dsec.images.dependencies.install import bytecode_command, install, settle
 from dsec.images.dependencies.lock import Lock
 from dsec.images.dependencies.resolve import fetch, resolve
-from dsec.images.dependencies.target import PythonTarget
+from dsec.images.dependencies.target import PythonTarget, read_target
 from dsec.images.tree import tree_digest
 from dsec.testing.wheels import make_wheel
 
@@ -435,6 +439,40 @@ def test_the_index_of_this_machine_and_its_password_are_used_and_not_locked(
     assert chosen(lock) == ["a==1.0"]
     assert "/simple/a/" in server.asked  # type: ignore[attr-defined]
     assert not any(word in lock.text for word in ("secret", "127.0.0.1", "http"))
+
+
+def test_this_python_is_read_as_it_says_itself() -> None:
+    found = read_target(Path("/"), interpreter=sys.executable)
+    assert found.version == platform.python_version()
+    assert f"cpython-{found.abi.removeprefix('cp')}" in str(sysconfig.get_config_var("SOABI"))
+    assert found.machine == platform.machine()
+    if found.libc == "glibc":
+        assert found.libc_version == os.confstr("CS_GNU_LIBC_VERSION").split()[1]  # type: ignore[union-attr]
+    assert next(iter(packaging.tags.sys_tags())) in found.tags()
+
+
+def test_byte_code_is_the_same_each_time(
+    wheels: Path, index: Index, cache: WheelCache, tmp_path: Path
+) -> None:
+    """Made by the Python that is to take it: here this one, on a tree that lies where the image has it."""
+    tree = tmp_path / "tree"
+    mine = replace(
+        TARGET, interpreter=str(Path(sys.executable).resolve()), packages=str(tree) + TARGET.packages
+    )
+    make_wheel(
+        wheels, "a", files={"a.py": b"import os\nWORDS = {'a', 'b'}\n", "b/c.py": b"def f(): return 'x'\n"}
+    )
+    lock = resolve(["a"], TARGET, cache=cache, index=index)
+    digests = set()
+    for _ in range(2):
+        install(lock, tree, cache=cache, index=index)
+        subprocess.run(bytecode_command(mine), check=True)
+        settle(tree)
+        (made,) = tree.rglob("a.cpython-*.pyc")
+        assert made.read_bytes()[4:8] == b"\1\0\0\0", "unchecked: its source's time does not matter"
+        digests.add(tree_digest(tree))
+        shutil.rmtree(tree)
+    assert len(digests) == 1
 
 
 def test_a_real_package_from_the_index_of_this_machine(cache: WheelCache, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
 
-from dsec.errors import BadRequest, Unsupported
+from dsec.errors import BadRequest, Conflict, Unsupported
+from dsec.images.dependencies import pip_driver
 from dsec.images.dependencies.graph import required_by
 from dsec.images.dependencies.lock import Lock, Locked, parse_lock
 from dsec.images.dependencies.pip import without_secrets
@@ -222,6 +224,13 @@ def test_a_lock_has_one_text() -> None:
     assert other.digest != lock.digest
 
 
+def test_a_lock_for_another_python_is_told_from_this_one() -> None:
+    lock = Lock(target=TARGET)
+    lock.check_target(replace(TARGET))
+    with pytest.raises(Conflict, match=r"version 3\.11\.9 instead of 3\.11\.2"):
+        lock.check_target(replace(TARGET, version="3.11.9"))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -290,6 +299,21 @@ def test_who_needs_whom() -> None:
 def test_an_answer_for_another_python_is_refused(packages: dict[str, Described], words: str) -> None:
     with pytest.raises(Unsupported, match=words):
         required_by([Requirement("a")], packages, TARGET.markers)
+
+
+def test_a_pip_whose_markers_stay_those_of_the_host_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a later pip does inside, it is never believed."""
+
+    class Marker:
+        def __init__(self, text: str) -> None: ...
+
+        def evaluate(self, environment: dict[str, str]) -> bool:
+            return True
+
+    monkeypatch.setattr("importlib.import_module", lambda _: SimpleNamespace(Marker=Marker))
+    assert not pip_driver.stand_in(TARGET.markers)
+    monkeypatch.setattr(Marker, "evaluate", lambda *_: False)
+    assert not pip_driver.stand_in(TARGET.markers)
 
 
 def test_passwords_of_indexes_are_not_told() -> None:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import zipfile
 from collections.abc import Iterable, Iterator
 from configparser import Error as EntryPointError
@@ -73,7 +74,7 @@ def install(
     """The lock's packages as files of its target below ``tree``; wheels that the cache lacks are fetched. Blocking.
 
     The same lock gives the same tree on every machine: paths, bytes, modes and times, and root as owner (when run by root;
-    somebody else owns what he makes). There is no byte code: the same source does not give the same on every machine.
+    somebody else owns what he makes). There is no byte code: see :func:`bytecode_command`.
 
     Args:
         tree: an empty directory, or one that is not there yet. Empty again after an error.
@@ -92,7 +93,7 @@ def install(
     try:
         for locked in lock.packages:
             _install_one(locked, destination, cache, bounds)
-        _settle(tree)
+        settle(tree)
     except OSError as exc:
         _clear(tree)
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -104,6 +105,29 @@ def install(
         _clear(tree)
         raise
     return Installed(files=destination.files, bytes=destination.bytes, clashes=tuple(destination.clashes))
+
+
+def bytecode_command(target: PythonTarget) -> tuple[str, ...]:
+    """What makes byte code of a layer, when it is run inside a sandbox of the image with the layer writable; :func:`settle` it then.
+
+    Only the image's own Python makes what that Python takes, so it is no part of :func:`install`. It is always valid, whatever the
+    time of its source. One Python makes the same bytes of the same source each time. What cannot be compiled has none (status 1).
+    """
+    compile_all = ("-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash")
+    return (target.interpreter, "-I", "-B", *compile_all, target.packages)
+
+
+def settle(tree: Path) -> None:
+    """Owner, modes, and one time for every entry below ``tree`` and itself. Symbolic links are not followed.  Raises: OSError."""
+    root = os.geteuid() == 0
+    for directory, _, files in os.walk(tree, topdown=False):
+        for path in (*(Path(directory, name) for name in files), Path(directory)):
+            mode = path.lstat().st_mode
+            if root:
+                os.chown(path, 0, 0, follow_symlinks=False)
+            if not stat.S_ISLNK(mode):
+                path.chmod(_PROGRAM if stat.S_ISDIR(mode) or mode & 0o111 else _FILE)
+            os.utime(path, (WHEN, WHEN), follow_symlinks=False)
 
 
 def _install_one(locked: Locked, destination: _Destination, cache: WheelCache, bounds: Bounds) -> None:
@@ -270,18 +294,6 @@ def _script(stream: BinaryIO, interpreter: str) -> Iterator[bytes]:
 def _quoted(text: str) -> str:
     """A field of a RECORD, which is CSV."""
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"') else text
-
-
-def _settle(tree: Path) -> None:
-    """Owner, modes of directories, and one time for all, innermost first."""
-    root = os.geteuid() == 0
-    for directory, _, files in os.walk(tree, topdown=False):
-        for path in (*(os.path.join(directory, name) for name in files), directory):
-            if root:
-                os.chown(path, 0, 0, follow_symlinks=False)
-            if path == directory:
-                Path(path).chmod(_PROGRAM)
-            os.utime(path, (WHEN, WHEN), follow_symlinks=False)
 
 
 def _clear(tree: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from dsec.errors import BadRequest
+from dsec.errors import BadRequest, Conflict
 from dsec.images.dependencies.target import PythonTarget
 from dsec.model.checks import check_count, check_text, shown
 
@@ -114,6 +114,18 @@ class Lock:
     def size(self) -> int:
         """Bytes of all wheels."""
         return sum(each.size for each in self.packages)
+
+    def check_target(self, target: PythonTarget) -> None:
+        """Raises: Conflict: the lock is for another Python than this one, or for other places of its packages."""
+        mine, other = self.target.facts(), target.facts()
+        different = sorted(name for name, value in mine.items() if other[name] != value)
+        if different:
+            told = ", ".join(f"{name} {other[name]} instead of {mine[name]}" for name in different)
+            raise Conflict(
+                f"the requirements are locked for another Python than the image has: {told}",
+                hint="lock them again for this image",
+                different=different,
+            )
 
 
 def parse_lock(text: str) -> Lock:

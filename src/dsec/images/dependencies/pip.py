@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +32,7 @@ from dsec.images.dependencies.target import PythonTarget
 
 _LAST_WORDS: Final = 1500  # characters of pip's own words in a message
 _LINE: Final = 10_000  # characters of a line of its log that are looked at
+_LINES: Final = 20_000  # the last ones of its log, of a run that failed
 _LOOK: Final = 0.5  # seconds between looks at how much there is
 # Of the environment: where pip finds its configuration, certificates, proxies and passwords. No PYTHON*.
 _KEPT: Final = re.compile(
@@ -52,9 +55,13 @@ _FIXED: Final = {
     "PIP_REQUIRE_VIRTUALENV": "0",
 }
 _SECRET: Final = re.compile(r"(?<=://)[^/@\s'\"]+@")
+# An index that is passed over: another day it would have been asked.
+_PASSED_OVER: Final = re.compile(
+    r"Could not fetch URL .{0,2000}(connection error|timed out|confirming the ssl certificate|too many 5\d\d|\b(5\d\d|429) \w+ Error)"
+)
+# What may have made a failure. An index may answer 401 or 403 for what it does not have: that alone is no failure.
 _UNREACHED: Final = re.compile(
-    r"Could not fetch URL .{0,2000}(connection error|timed out|confirming the ssl certificate|too many 5\d\d)"
-    r"|(NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|ProtocolError|SSLError)\("
+    r"(NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|ProtocolError|SSLError)\("
     r"|\b(5\d\d|401|403|407|429) (Server|Client) Error"
 )
 _NO_VERSION: Final = re.compile(r"ERROR: No matching distribution found for (.{1,300})")
@@ -86,10 +93,10 @@ class Said:
         return without_secrets(" | ".join(lines))[-_LAST_WORDS:]
 
     def lines(self) -> Iterator[str]:
-        """Of the log, bounded in length."""
+        """Of the log, bounded in length, without its times."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
             while line := file.readline(_LINE):
-                yield line
+                yield line.partition(" ")[2] if line[:4].isdigit() else line
 
 
 def without_secrets(text: str) -> str:
@@ -147,10 +154,7 @@ def download(
     for name in ("said", "log"):
         (work / name).touch()
     said = Said(work / "said", work / "log", tuple(sorted({*refused} - _IDLE_PROGRAMS - {""})))
-    # An index that does not answer is passed over by pip: the answer would be another one tomorrow.
-    unreached = next(
-        (line for line in said.lines() if _UNREACHED.search(line) and "Could not fetch" in line), ""
-    )
+    unreached = next(filter(_PASSED_OVER.search, said.lines()), "")
     if status != 0 or unreached:
         raise _meaning(status, said, target, unreached)
     return sorted((work / "found").iterdir())
@@ -269,8 +273,8 @@ def _meaning(status: int, said: Said, target: PythonTarget, unreached: str) -> D
 
 def _unsatisfied(said: Said, target: PythonTarget, words: str) -> DsecError:
     """The requirements and the index do not agree."""
-    lines = [line.partition(" ")[2] if line[:4].isdigit() else line for line in said.lines()]
-    text = "".join(lines[-400:])
+    lines = deque(said.lines(), _LINES)
+    text = "".join(islice(lines, max(0, len(lines) - 400), None))
     if match := _NO_VERSION.search(text):
         wanted = match[1].strip()
         return _nothing_found(wanted, text, lines, target)
@@ -287,7 +291,7 @@ def _unsatisfied(said: Said, target: PythonTarget, words: str) -> DsecError:
     )
 
 
-def _nothing_found(wanted: str, text: str, lines: list[str], target: PythonTarget) -> DsecError:
+def _nothing_found(wanted: str, text: str, lines: Iterable[str], target: PythonTarget) -> DsecError:
     """No wheel satisfies ``wanted``: because there is none at all, none for this Python, or none of that version."""
     name = re.split(r"[\s<>=!~;\[(]", wanted, maxsplit=1)[0]
     versions = _VERSIONS.search(text)

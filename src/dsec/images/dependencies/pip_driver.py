@@ -41,14 +41,14 @@ def run(settings: Mapping[str, Any], arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails instead, and pip says so
-    if not _stand_in(settings["markers"]):
+    if not stand_in(settings["markers"]):
         return WRONG_PIP
     sys.addaudithook(_guard(str(settings["refused"])))
     main = importlib.import_module("pip._internal.cli.main").main
     return int(main(arguments))
 
 
-def _stand_in(markers: Mapping[str, str]) -> bool:
+def stand_in(markers: Mapping[str, str]) -> bool:
     """Give pip's markers the target's values; whether they are judged by them now."""
     module: Any = importlib.import_module("pip._vendor.packaging.markers")
     module.default_environment = lambda: dict(markers)
