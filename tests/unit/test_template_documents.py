@@ -124,6 +124,15 @@ BAD = [
         "not a requirement",
         "",
     ),
+    (
+        "runtime: {dependencies: ['a; %s']}\n" % ("(" * 900),
+        "runtime.dependencies[0]",
+        3,
+        26,
+        "32 brackets",
+        "",
+    ),
+    ("skills: *%s\n" % ("a" * 5000), "", 3, 9, "undefined alias", ""),
     ("runtime: {packages: [Git]}\n", "runtime.packages[0]", 3, 22, "not a Debian package", ""),
     ("runtime: {setup: ['  ']}\n", "runtime.setup[0]", 3, 19, "not a command", ""),
     ('runtime: {setup: ["a\\0b"]}\n', "runtime.setup[0]", 3, 19, "not a command", ""),
@@ -190,11 +199,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "field", "line", "column", "message", "hint"), BAD, ids=[b[0] for b in BAD])
+@pytest.mark.parametrize(
+    ("text", "field", "line", "column", "message", "hint"), BAD, ids=[b[0][:40] for b in BAD]
+)
 def test_what_is_wrong_is_told_with_its_place(
     text: str, field: str, line: int, column: int, message: str, hint: str
 ) -> None:
     found = faults(HEAD + text)[0]
+    assert len(found["message"]) < 500
     assert (found["field"], found["line"], found["column"]) == (field, line, column)
     assert message in found["message"]
     assert hint in found["hint"]
@@ -253,6 +265,17 @@ def test_a_password_is_not_repeated() -> None:
         parse(HEAD + "memory: {type: layered, short_term: 'redis://user:hunter2@h/0'}\n")
     assert "a template holds no password" in caught.value.message
     assert "hunter2" not in str(caught.value) + str(caught.value.facts)
+
+
+def test_names_are_shown_short_and_on_one_line() -> None:
+    for name in ("x" * 1000, "a\\nb"):
+        found = faults(HEAD + f'"{name}": 1\n"runtime": {{env: {{"{name}": []}}}}\n')
+        assert [fault["message"][:10] for fault in found] == ["there is n", "expected t"]
+        assert all(len(fault["field"]) < 200 and "\n" not in fault["field"] for fault in found)
+
+
+def test_a_tag_of_the_whole_is_refused() -> None:
+    assert "the tag '!mine' is not taken" in faults("!mine {name: a, version: 1}")[0]["message"]
 
 
 def test_a_mark_of_byte_order_is_no_part_of_the_text() -> None:

@@ -27,6 +27,7 @@ Check = Callable[[str, Any], None]
 
 MAX_ITEMS: Final = 1000  # of one list or mapping
 _LONGEST: Final = 1000  # characters of a requirement, URL and the like
+_MOST_BRACKETS: Final = 32
 _LONGEST_COMMAND: Final = 65_536  # bytes of one command of ``runtime.setup``
 _MOST_STEPS: Final = 1_000_000
 _MOST_SECONDS: Final = 10 * 365 * 86400.0
@@ -91,8 +92,11 @@ def check_base(field: str, value: str) -> None:
 def check_requirement(field: str, value: str) -> None:
     """Raises: BadRequest: not a requirement of a Python package (PEP 508)."""
     hint = "a requirement of a Python package, such as pydantic==2.9.2 or redis>=5.0.0"
-    if len(value) > _LONGEST:
-        raise _wrong(field, value, f"a requirement of at most {_LONGEST} characters", hint)
+    if (
+        len(value) > _LONGEST or value.count("(") > _MOST_BRACKETS
+    ):  # each bracket is a recursion of the parser
+        what = f"a requirement of at most {_LONGEST} characters and {_MOST_BRACKETS} brackets"
+        raise _wrong(field, value, what, hint)
     try:
         Requirement(value)
     except InvalidRequirement as exc:

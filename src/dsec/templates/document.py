@@ -32,6 +32,7 @@ from dsec.model.template import (
 )
 from dsec.model.template_checks import MAX_ITEMS, check_env, check_value, expected
 from dsec.templates.faults import MOST_SHOWN, Fault, Place, Places, refused
+from dsec.templates.names import path_of, suggestion
 from dsec.templates.nodes import MAX_BYTES, MAX_NODES, compose, is_nothing, kind_of, place_of
 
 _INT: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
@@ -112,7 +113,7 @@ class _Reader:
 
     def template(self, root: yaml.Node) -> Template | None:
         try:
-            value = self._mapping_of("", Template, root)
+            value = self.value("", Template, root)
         except _Spent as exc:
             self.faults.append(
                 Fault("", place_of(root.start_mark), str(exc), "write less, and fewer aliases")
@@ -223,7 +224,7 @@ class _Reader:
         found: dict[str, str] = {}
         wrong = False
         for name, key, item in self._entries(field, node):
-            path = f"{field}.{name}"
+            path = path_of(field, name)
             text = self.value(path, str, item)
             if text is _WRONG:
                 wrong = True
@@ -245,7 +246,7 @@ class _Reader:
                 self._wants(field, key, "the name of a field")
                 continue
             name = str(key.value)
-            path = f"{field}.{name}" if field else name
+            path = path_of(field, name)
             if name in first:
                 line = first[name].start_mark.line + 1
                 self._fault(path, key, f"it is there twice, first in line {line}", "keep one of them")
@@ -258,13 +259,13 @@ class _Reader:
         """The fields that a mapping gives, wrong ones as ``_WRONG``; unknown ones are faults."""
         given = {}
         for name, key, item in self._entries(field, node):
-            path = f"{field}.{name}" if field else name
+            path = path_of(field, name)
             if name in hints:
                 given[name] = self.value(path, hints[name], item)
             else:
                 self.places.pop(path, None)
                 # Suggestions take time, and only the first faults are shown.
-                hint = _suggestion(name, field, hints) if len(self.faults) < MOST_SHOWN else ""
+                hint = suggestion(name, field, hints) if len(self.faults) < MOST_SHOWN else ""
                 self._fault(path, key, "there is no such field", hint)
         return given
 
@@ -275,8 +276,7 @@ class _Reader:
         wrong = any(value is _WRONG for value in given.values())
         for each in fields(cls):
             if each.default is MISSING and each.default_factory is MISSING and each.name not in given:
-                path = f"{field}.{each.name}" if field else each.name
-                self._fault(path, node, f"{each.name} is missing")
+                self._fault(path_of(field, each.name), node, f"{each.name} is missing")
                 wrong = True
         if self._against_one_another(cls, given) or wrong:
             return _WRONG
@@ -317,7 +317,7 @@ class _Reader:
             return self._wants(field, node, "a mapping of fields")
         given = self._given(field, {"profile": Profile, **get_type_hints(Limits)}, node)
         profile = given.pop("profile", Profile.DEFAULT)
-        nodes = {str(key.value): item for key, item in node.value}
+        nodes = {str(key.value): item for key, item in reversed(node.value)}  # the first of two counts
         limits = PROFILES[Profile.DEFAULT] if profile is _WRONG else PROFILES[profile]
         wrong = profile is _WRONG
         for name, value in given.items():
@@ -330,19 +330,3 @@ class _Reader:
                 self._refused(f"{field}.{name}", nodes[name], exc)
                 wrong = True
         return _WRONG if wrong else Resources(profile=profile, limits=limits)
-
-
-def _suggestion(name: str, field: str, hints: Mapping[str, Any]) -> str:
-    """The known field that was most likely meant: one of here, or one of that name elsewhere."""
-    if name == "<<":
-        return "write the fields out: nothing is merged"
-    if near := get_close_matches(name[:64], hints, n=1):
-        return f"did you mean {near[0]}?"
-    sections = {"": Template, **{k: v for k, v in get_type_hints(Template).items() if is_dataclass(v)}}
-    for section, cls in sections.items():
-        known = {"profile", *get_type_hints(Limits)} if cls is Resources else set(get_type_hints(cls))
-        if section != field and name in known:
-            return (
-                f"did you mean {section}.{name}?" if section else f"did you mean {name}, outside of {field}?"
-            )
-    return f"known here: {', '.join(hints)}"

@@ -17,6 +17,7 @@ from dsec.templates.faults import NOWHERE, Fault, Place, refused
 MAX_BYTES: Final = 2**20
 MAX_NODES: Final = 20_000
 MAX_DEPTH: Final = 16
+_SHOWN: Final = 200  # characters of what PyYAML says, which may hold any part of the document
 
 
 class _TooMany(yaml.MarkedYAMLError):
@@ -104,8 +105,8 @@ def _decoded(text: str | bytes, source: str) -> str:
 def _fault_of(exc: yaml.MarkedYAMLError) -> Fault:
     mark = exc.problem_mark or exc.context_mark
     place = place_of(mark) if mark is not None else NOWHERE
-    told = [part for part in (exc.context, exc.problem) if part]
-    return Fault("", place, ", ".join(told) or "it is not YAML", exc.note or "")
+    told = ", ".join(part for part in (exc.context, exc.problem) if part) or "it is not YAML"
+    return Fault("", place, told if len(told) <= _SHOWN else f"{told[:_SHOWN]}…", exc.note or "")
 
 
 def place_of(mark: yaml.Mark | yaml.error.Mark) -> Place:
