@@ -323,6 +323,74 @@ def test_a_registry_that_is_not_there(tmp_path: Path) -> None:
             get(tmp_path / "store", name)
 
 
+FAKE = """#!/bin/sh
+echo "$@" >{place}/said
+for word in "$@"; do
+  case $word in
+    */debian.tar) cp {place}/system.tar "$word" || exit 1;;
+    broken) echo "E: The repository 'http://x broken Release' does not have a Release file." >&2; exit 25;;
+    lonely) echo "E: Could not resolve 'mirror.example'" >&2; exit 25;;
+  esac
+done
+"""
+
+
+@pytest.fixture
+def mmdebstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of that name that installs nothing and leaves what the real one would."""
+    place = tmp_path / "fake"
+    place.mkdir()
+    program = place / "mmdebstrap"
+    program.write_text(FAKE.format(place=place))
+    program.chmod(0o755)
+    now = int(time.time()) + 1
+    (place / "system.tar").write_bytes(
+        layer(
+            file("./usr/bin/tool", b"1", mode=0o4755),
+            file("./etc/hostname", b"builder.internal\n", when=now),
+            file("./etc/apt/apt.conf.d/99mmdebstrap", b"proxy.internal", when=now),
+            file("./etc/apt/sources.list", b"deb http://mirror.internal x main", when=now),
+        )
+    )
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    return place
+
+
+def test_debian_is_what_mmdebstrap_installed_less_the_machine(tmp_path: Path, mmdebstrap: Path) -> None:
+    said: list[str] = []
+    store = ImageStore(tmp_path / "store", progress=said.append)
+    image = anyio.run(store.get, "debian:trixie")
+    words = (mmdebstrap / "said").read_text().split()
+    assert "trixie" in words
+    assert "--mode=unshare" in words
+    assert said[0] == "installing Debian trixie"
+    assert b"internal" not in image.path.read_bytes()
+    assert b"deb.debian.org/debian-security trixie-security" in image.path.read_bytes()
+    # It stays what it is until somebody asks for it anew; the moment is not part of it.
+    said.clear()
+    assert anyio.run(store.get, "debian:trixie") == image
+    assert said == []
+    time.sleep(1.1)
+    assert anyio.run(store.refresh, "debian:trixie") == image
+    assert said[-1] == "done"
+
+
+def test_debian_that_cannot_be_installed_says_why(tmp_path: Path, mmdebstrap: Path) -> None:
+    with pytest.raises(NotFound, match="no Debian suite 'broken'"):
+        get(tmp_path / "store", "debian:broken")
+    with pytest.raises(RuntimeUnavailable, match=r"Could not resolve 'mirror\.example'"):
+        get(tmp_path / "store", "debian:lonely")
+    assert os.listdir(tmp_path / "store/building") == os.listdir(tmp_path / "store/names") == []
+
+
+def test_a_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsec.images.tools._PATH", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Unsupported, match="not installed") as caught:
+        get(tmp_path / "store", "debian:bookworm")
+    assert caught.value.hint.startswith("apt-get install ")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(
