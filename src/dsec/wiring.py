@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +23,8 @@ from typing import Final, get_args
 
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
+from dsec.control.template_store import TemplateStore
+from dsec.control.templates import Templates
 from dsec.errors import (
     BadRequest,
     Busy,
@@ -34,6 +36,7 @@ from dsec.errors import (
     Unsupported,
 )
 from dsec.images import gc as images_gc
+from dsec.images.layer_store import LayerStore
 from dsec.images.probe import image_layer
 from dsec.images.store import ImageStore
 from dsec.model.checks import check_count, check_seconds, local_path, shown
@@ -47,6 +50,7 @@ from dsec.node.ready import MAX_SIZE, ReadyRuntime
 from dsec.ports.engine import Services
 from dsec.ports.guest import Guest
 from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
+from dsec.ports.storage import Image
 from dsec.runtimes import cgroups, probe
 from dsec.runtimes.container import ContainerRuntime, Mounts
 from dsec.runtimes.process import ProcessRuntime, require_landlock
@@ -436,6 +440,23 @@ _Maker = Callable[[_State, Settings, OnEnded, _Parts], Awaitable[None]]
 _LEVELS: Final[dict[Level, _Maker]] = {Level.CONTAINER: _container, Level.PROCESS: _process}
 
 
+@contextlib.contextmanager
+def _look(image: Image) -> Iterator[Path]:
+    """The tree of an image, mounted where nobody else sees it."""
+    descriptor = mounts.mount_image(image.path)
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def _templates(settings: Settings) -> Templates:
+    root = settings.images or default_home() / "store"
+    images = ImageStore(root)
+    keep = LayerStore(root).keep
+    return Templates(images, images, keep, _look, TemplateStore(root / "templates"), root / "templates")
+
+
 async def _open_journal(state: _State, settings: Settings) -> SqliteStore:
     directory, keys = await asyncio.to_thread(lambda: (state.part(_JOURNAL), state.part(_KEYS)))
     return await SqliteStore.open(
@@ -482,6 +503,7 @@ async def open_engine(settings: Settings) -> Services:
                 journal=store,
                 sandboxes=store,
                 snapshots=store.snapshots,
+                templates=_templates(settings),
                 trees=Archives(),
                 layers=parts.layers,
                 kept=parts.layers.snapshots if parts.layers is not None else None,

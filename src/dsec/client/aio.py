@@ -20,6 +20,7 @@ from dsec.client.requests import (
     closed,
     collected,
     content_of,
+    document_of,
     each,
     exec_request,
     fed_at_start,
@@ -31,6 +32,7 @@ from dsec.client.requests import (
     streamed,
 )
 from dsec.errors import BadRequest
+from dsec.model.built import Built, Tagged
 from dsec.model.checks import check_count, check_flag, check_text, check_user, local_path
 from dsec.model.execs import Chunk, ExecInfo, ExecResult
 from dsec.model.files import (
@@ -44,7 +46,7 @@ from dsec.model.files import (
 )
 from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id, parse_snapshot_id
 from dsec.model.journal import Record
-from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, State
+from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import SnapshotInfo, SnapshotKind
 from dsec.ports.engine import ExecSession
 
@@ -60,6 +62,7 @@ class AsyncDsec:
         self._link = AsyncLink(connect)
         self.sandboxes = AsyncSandboxes(self._link)
         self.snapshots = AsyncSnapshots(self._link)
+        self.templates = AsyncTemplates(self._link)
 
     async def open(self) -> Self:
         """Open it; twice is no error.  Raises: RuntimeUnavailable, StoreDamaged, Conflict: it cannot be opened."""
@@ -93,7 +96,7 @@ class AsyncSandboxes:
         self,
         template: str | SnapshotInfo = BASE,
         *,
-        level: Level | str = Level.CONTAINER,
+        level: Level | str | None = None,
         ttl: float = 0.0,
         idle: float = 0.0,
         limits: Limits | None = None,
@@ -105,10 +108,11 @@ class AsyncSandboxes:
         """Make a sandbox, completely or not at all. As a context manager it is destroyed at the end.
 
         Args:
-            template: what its files begin as: a name ("base" always exists) or a snapshot.
-            level: how strongly it is isolated; one that cannot be had is refused, never lowered.
+            template: what its files begin as: "base", which always exists, a built template (``name``, ``name:tag`` or
+                ``name@sha256:…``), or a snapshot. What is given beside it goes before what it says; variables and volumes are added.
+            level: how strongly it is isolated, None = "container" or as the template says; one that cannot be had is refused, never lowered.
             ttl: seconds until it is destroyed, 0 = never. idle: seconds without any act until then, 0 = never.
-            limits: hard ceilings, each with a default.
+            limits: hard ceilings, None = the template's, or the defaults.
             read_only: only the working directory, home and /tmp can be written.
             env: variables of every command. labels: yours, for finding it; names beginning with "dsec." are taken.
             volumes: :class:`~dsec.model.sandbox.Volume` values or ``SOURCE:TARGET[:ro]``.
@@ -121,7 +125,7 @@ class AsyncSandboxes:
         """
         snapshot = template if isinstance(template, SnapshotInfo) else None
         spec = spec_of(
-            BASE if isinstance(template, SnapshotInfo) else template,
+            await self._meant(template),
             level=level,
             limits=limits,
             ttl=ttl,
@@ -140,6 +144,15 @@ class AsyncSandboxes:
             lambda info: sandboxes.destroy(info.id, reason=NEVER_HAD),
         )
 
+    async def _meant(self, template: str | SnapshotInfo) -> SandboxSpec | Built | None:
+        """What a sandbox begins with; None: the base alone.  Raises: NotFound, BadRequest."""
+        if isinstance(template, SnapshotInfo):
+            return template.spec
+        check_text("template", template)
+        return (
+            None if template == BASE else await self._link.call(self._link.services.templates.find(template))
+        )
+
     async def get(self, id: str) -> AsyncSandbox:
         """The sandbox of that ``id``, ended ones included.  Raises: NotFound: there is none. BadRequest: not the form of an id."""
         sandbox = parse_sandbox_id(id)
@@ -148,6 +161,67 @@ class AsyncSandboxes:
     async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
         """Those in these ``states``, oldest first; by default all that are not gone."""
         return await self._link.call(self._link.services.sandboxes.list(states_of(states)))
+
+
+class AsyncTemplates:
+    """Blueprints, built once and run many times. Those of one user are shared by all his engines."""
+
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+
+    async def build(
+        self, document: str | Path | bytes, *, tag: str = "latest", strict: bool = False, update: bool = False
+    ) -> Built:
+        """Build a template, and let a tag mean it. The same document over the same base gives the same digest.
+
+        Args:
+            document: path of a YAML file, or its content as bytes.
+            tag: that means it afterwards.
+            strict: refuse dependencies that float, and a base that can change.
+            update: lock dependencies anew, instead of as they were locked before.
+
+        Raises:
+            BadRequest: the document: every error with line and field; dependencies that contradict one another.
+            Unsupported: something that cannot be built here. NotFound: the file, or the base.
+            RuntimeUnavailable: an index does not answer. StorageFull, TooLarge, TimedOut, Busy.
+        """
+        check_text("tag", tag)
+        check_flag("strict", strict)
+        check_flag("update", update)
+        text, source = await self._link.call(document_of(document))
+        return await self._link.call(
+            self._link.services.templates.build(text, source=source, tag=tag, strict=strict, update=update)
+        )
+
+    async def get(self, reference: str) -> Built:
+        """What a ``reference`` means now: ``name``, ``name:tag`` or ``name@sha256:…``.  Raises: NotFound, BadRequest."""
+        check_text("reference", reference)
+        return await self._link.call(self._link.services.templates.find(reference))
+
+    async def list(self) -> tuple[Tagged, ...]:
+        """What every tag means, by name."""
+        return await self._link.call(self._link.services.templates.list())
+
+    async def history(self, name: str) -> tuple[Tagged, ...]:
+        """Each time that a tag of the template ``name`` was set, oldest first.  Raises: BadRequest."""
+        check_text("name", name)
+        return await self._link.call(self._link.services.templates.history(name))
+
+    async def tag(self, reference: str, tag: str) -> Built:
+        """Let ``tag`` mean what ``reference`` means now.  Raises: NotFound, BadRequest."""
+        check_text("reference", reference)
+        check_text("tag", tag)
+        return await self._link.call(self._link.services.templates.tag(reference, tag))
+
+    async def rollback(self, reference: str) -> Built:
+        """Let the tag of a ``reference`` mean what it meant before.  Raises: NotFound, BadRequest. Conflict: it never meant anything else."""
+        check_text("reference", reference)
+        return await self._link.call(self._link.services.templates.rollback(reference))
+
+    async def remove(self, reference: str) -> None:
+        """Take the tag of a ``reference`` away; what it meant goes with its last tag. Twice is no error.  Raises: BadRequest."""
+        check_text("reference", reference)
+        await self._link.call(self._link.services.templates.remove(reference))
 
 
 class AsyncSnapshots:

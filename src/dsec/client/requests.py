@@ -6,22 +6,25 @@ import asyncio
 import itertools
 import signal as signals
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
 from dsec.errors import BadRequest, NotFound, TooLarge, Unsupported
+from dsec.model.built import Built
 from dsec.model.checks import (
     check_count,
     check_mapping,
     check_text,
     check_user,
     encoded,
+    local_path,
     shown,
 )
 from dsec.model.execs import ExecRequest, PtySize
-from dsec.model.sandbox import Level, Limits, SandboxSpec, State, Volume
+from dsec.model.sandbox import MIB, WORKSPACE, Level, Limits, SandboxSpec, State, Volume
 from dsec.model.snapshots import SnapshotKind
 from dsec.ports.engine import ExecSession
 
@@ -31,6 +34,7 @@ Argv = str | Sequence[str | bytes | Path]
 """One string for a shell, or a program and its arguments."""
 
 GIB: Final = 2**30
+_KEPT: Final = ("level", "base", "template", "layers", "workdir", "user", "limits", "env")
 MOST_CHILDREN: Final = 1000  # of one fork
 PIECE: Final = 1 << 20
 BASE: Final = "base"
@@ -142,9 +146,9 @@ def pty_size(rows: int, cols: int) -> PtySize:
 
 
 def spec_of(
-    template: str,
+    meant: SandboxSpec | Built | None,
     *,
-    level: Level | str,
+    level: Level | str | None,
     limits: Limits | None,
     ttl: float,
     idle: float,
@@ -153,15 +157,11 @@ def spec_of(
     volumes: Volumes,
     labels: Mapping[str, str] | None,
 ) -> SandboxSpec:
-    """Raises: BadRequest, NotFound: there is no such template."""
-    check_text("template", template)
-    if template != BASE:
-        raise NotFound(f"there is no template {shown(template)}", hint=f"{BASE!r} always exists")
-    try:
-        strength = Level(level)
-    except ValueError:
-        have = ", ".join(Level)
-        raise BadRequest(f"level: there is no level {shown(level)}", hint=f"choose one of {have}") from None
+    """What is asked for, over what it begins with: a template, the specification of a snapshot, or nothing.
+
+    Raises: BadRequest.
+    """
+    begun = _begun(meant)
     check_mapping("env", env)
     check_mapping("labels", labels)
     if isinstance(volumes, str | Volume) or not isinstance(volumes, Iterable):
@@ -172,19 +172,80 @@ def spec_of(
     reserved = next((name for name in labels or () if name.startswith(RESERVED)), None)
     if reserved is not None:
         raise BadRequest(f"labels: {shown(reserved)} begins with {RESERVED!r}, which is DSec's own")
-    given = tuple([volume_of(volume) for volume in volumes])
+    given = (*begun.volumes, *[volume_of(volume) for volume in volumes])
     if len(given) > 1:
         check_apart(given)
-    return SandboxSpec(
-        level=strength,
-        limits=Limits() if limits is None else limits,
+    return replace(
+        begun,
+        level=begun.level if level is None else _level(level),
+        limits=begun.limits if limits is None else limits,
         ttl=ttl,
         idle=idle,
         read_only=read_only,
-        env=MappingProxyType(dict(env or {})),
+        env=MappingProxyType({**begun.env, **(env or {})}),
         volumes=given,
         labels=MappingProxyType(dict(labels or {})),
     )
+
+
+def _begun(meant: SandboxSpec | Built | None) -> SandboxSpec:
+    """What a sandbox is before anything is asked for. Of a snapshot's sandbox: its files, and what commands need to find them."""
+    if meant is None:
+        return SandboxSpec()
+    if isinstance(meant, SandboxSpec):
+        return replace(SandboxSpec(), **{name: getattr(meant, name) for name in _KEPT})
+    template = meant.template
+    zone = {} if template.strategy.timezone == "UTC" else {"TZ": template.strategy.timezone}
+    return SandboxSpec(
+        level=template.runtime.level,
+        base=f"{meant.base}@{meant.base_digest}",
+        template=meant.reference,
+        layers=meant.layers,
+        workdir="" if template.runtime.workdir == WORKSPACE else template.runtime.workdir,
+        user="" if template.runtime.user == "user" else template.runtime.user,
+        limits=template.resources.limits,
+        env=MappingProxyType({**zone, **template.runtime.env}),
+        volumes=template.volumes,
+    )
+
+
+def _level(level: Level | str) -> Level:
+    """Raises: BadRequest."""
+    try:
+        return Level(level)
+    except ValueError:
+        have = ", ".join(Level)
+        raise BadRequest(f"level: there is no level {shown(level)}", hint=f"choose one of {have}") from None
+
+
+async def document_of(document: str | Path | bytes) -> tuple[bytes, str]:
+    """A template's text, and its name in errors.
+
+    Raises:
+        BadRequest, TooLarge: neither a path nor bytes; larger than 1 MiB. NotFound: there is no such file.
+    """
+    if isinstance(document, bytes):
+        return document, "template"
+    path = local_path("document", document)
+    try:
+        text = await asyncio.to_thread(_read_bounded, path)
+    except FileNotFoundError:
+        raise NotFound(
+            f"document: there is no file {shown(str(path))}", hint="the path of a YAML file"
+        ) from None
+    except OSError as error:
+        raise BadRequest(
+            f"document: {shown(str(path))} cannot be read: {error.strerror}", hint="the path of a YAML file"
+        ) from error
+    return text, str(path)
+
+
+def _read_bounded(path: Path) -> bytes:
+    with path.open("rb") as file:
+        text = file.read(MIB + 1)
+    if len(text) > MIB:
+        raise TooLarge(f"document: {path} is larger than 1 MiB", hint="a template is a short text")
+    return text
 
 
 def check_apart(volumes: Sequence[Volume]) -> None:

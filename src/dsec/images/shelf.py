@@ -20,7 +20,7 @@ from dsec.errors import BadRequest, NotFound, StoreDamaged
 from dsec.images.tree import file_digest
 from dsec.ports.storage import Image, ImageConfig
 
-_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _DIRECTORIES: Final = ("images", "names", "building", "locks", "held")
@@ -52,7 +52,7 @@ class Shelf:
             meaning = read_json(path)
         except FileNotFoundError:
             return None
-        if not _DIGEST.fullmatch(str(meaning.get("digest"))):
+        if not DIGEST.fullmatch(str(meaning.get("digest"))):
             raise StoreDamaged(f"{path} names no digest", hint=f"remove {path}; the image is built again")
         return meaning
 
@@ -139,7 +139,7 @@ class Shelf:
         self._reference(digest, owner).unlink(missing_ok=True)
 
     def _reference(self, digest: str, owner: str) -> Path:
-        if not _DIGEST.fullmatch(digest):
+        if not DIGEST.fullmatch(digest):
             raise BadRequest(f"digest: {digest!r:.100} is none", hint="sha256: and 64 of 0-9a-f")
         if not _OWNER.fullmatch(owner):
             raise BadRequest(

@@ -21,7 +21,7 @@ from dsec.images.bases import default_table, resolve
 from dsec.images.builds import locked, work_directory
 from dsec.images.names import HINT, HOST, SYSTEM, BaseName, parse
 from dsec.images.packages import fingerprint, system_packages
-from dsec.images.shelf import Meaning, Shelf
+from dsec.images.shelf import DIGEST, Meaning, Shelf
 from dsec.images.system import RECIPE, Progress, build_tree, make_erofs, require_builder
 from dsec.images.tree import tree_digest
 from dsec.images.unpack import Unpacked, unpack
@@ -63,8 +63,10 @@ class ImageStore(Images):
         """See :class:`~dsec.ports.storage.Images`.
 
         ``system`` follows this machine's packages and ``oci:`` its path; ``debian:`` and ``docker://`` stay what they were
-        when they were built, until :meth:`refresh`.
+        when they were built, until :meth:`refresh`. A digest alone means the image of that tree, if it is stored.
         """
+        if name.startswith("sha256:"):
+            return await to_thread.run_sync(self._stored, name)
         return await to_thread.run_sync(self._get, parse(name), False)
 
     async def refresh(self, name: str) -> Image:
@@ -109,6 +111,14 @@ class ImageStore(Images):
                 pinned=used.pin,
             )
         return image if used.name == asked.name else replace(image, asked=asked.name)
+
+    def _stored(self, digest: str) -> Image:
+        found = self._shelf.by_digest(digest, digest) if DIGEST.fullmatch(digest) else None
+        if found is None:
+            raise NotFound(
+                f"no image {digest:.80} is stored", hint="build what it is of again", digest=digest[:80]
+            )
+        return found
 
     def _resolve(self, asked: BaseName) -> BaseName:
         return resolve(asked, self._bases or default_table())

@@ -139,6 +139,9 @@ class SandboxSpec:
 
     Attributes:
         level: how strongly it is isolated. base: the image its files began as. limits: hard ceilings.
+        template: the built template that the other values are of, as ``name:tag@sha256:…``, "" = none.
+        layers: digests of images over the base, topmost first.
+        workdir: where commands run, "" = as the level has it. user: who runs them unless they say otherwise, "" = the ordinary one.
         ttl: seconds it was to live, 0 = without end. idle: seconds without any act that end it, 0 = none.
         read_only: only the working directory, home and /tmp can be written.
         env: variables of every command. volumes: what of the host is shown inside. labels: the caller's own.
@@ -146,6 +149,10 @@ class SandboxSpec:
 
     level: Level = Level.CONTAINER
     base: str = "system"
+    template: str = ""
+    layers: tuple[str, ...] = ()
+    workdir: str = ""
+    user: str = ""
     limits: Limits = Limits()
     ttl: float = 0.0
     idle: float = 0.0

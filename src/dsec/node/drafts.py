@@ -34,6 +34,7 @@ def created(info: SandboxInfo, files_of: SandboxId | SnapshotId | None = None) -
     payload: dict[str, Json] = {
         "level": spec.level.value,
         "base": spec.base,
+        "template": spec.template,
         "ttl": spec.ttl,
         "idle": spec.idle,
         "read_only": spec.read_only,

@@ -25,7 +25,7 @@ from dsec.node.runs import Runner
 from dsec.node.scratch import ScratchExecs
 from dsec.node.snapshots import Snapshotting
 from dsec.node.work import Work
-from dsec.ports.engine import Services
+from dsec.ports.engine import Services, TemplateService
 from dsec.ports.journal import Journal, Sandboxes, SnapshotRecords
 from dsec.ports.runtime import Ended, Runtime
 from dsec.ports.storage import Layers, Snapshots
@@ -53,6 +53,7 @@ class Engine:
         journal: Journal,
         sandboxes: Sandboxes,
         snapshots: SnapshotRecords,
+        templates: TemplateService,
         trees: Trees,
         layers: Layers | None = None,
         kept: Snapshots | None = None,
@@ -84,6 +85,7 @@ class Engine:
         self._services = Services(
             sandboxes=self.lifecycle,
             snapshots=self.snapshots,
+            templates=templates,
             execs=ScratchExecs(self.execs, self.lifecycle, kit),
             files=Files(doing),
             trees=WholeTrees(doing, trees),

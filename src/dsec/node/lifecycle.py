@@ -101,7 +101,7 @@ class Lifecycle(SandboxService):
             created_at=now.wall,
             expires_at=expiry_wall(now, now, spec.ttl),
             session_id=new_session_id(),
-            workdir=place.workdir,
+            workdir=spec.workdir or place.workdir,
             boot_id=now.boot_id,
             created_boot=now.boot,
         )
@@ -396,6 +396,7 @@ def plan_for(sandbox: SandboxId, spec: SandboxSpec, deadline: float = 0.0) -> Pl
         level=spec.level,
         limits=spec.limits,
         image=spec.base,
+        layers=spec.layers,
         read_only=spec.read_only,
         volumes=spec.volumes,
         deadline=spawner_deadline(deadline),

@@ -18,12 +18,13 @@ SHELL: Final = "/bin/sh"
 
 
 def actor(info: SandboxInfo, place: Place, user: str) -> Place:
-    """The place of ``user``.
+    """The place of ``user``, "" = whom the sandbox's specification names.
 
     Raises:
         Unsupported: the level has no users to choose from.
         BadRequest: no such user.
     """
+    user = user or info.spec.user
     if not user:
         return place
     if Flag.USERS not in info.flags:
@@ -93,7 +94,7 @@ def resolve(
         raise Unsupported("scratch: a command in a throw-away copy is not available at this level")
     if request.pty is not None and Flag.PTY not in info.flags:
         raise Unsupported(f"terminal: level {info.spec.level} has no terminals")
-    who = actor(info, place, request.user) if request.user else place
+    who = actor(info, place, request.user) if request.user or info.spec.user else place
     env = ready if who is place else base_env(info, who)
     if request.env:
         env = {**env, **request.env}

@@ -264,7 +264,11 @@ async def _nothing() -> None:
 
 def _check_same(snapshot: SnapshotInfo, spec: SandboxSpec) -> None:
     """Raises: Conflict: the snapshot's files mean nothing over another base."""
-    if (snapshot.spec.level, snapshot.spec.base) != (spec.level, spec.base):
+    if (snapshot.spec.level, snapshot.spec.base, snapshot.spec.layers) != (
+        spec.level,
+        spec.base,
+        spec.layers,
+    ):
         raise Conflict(
             f"snapshot {snapshot.id} is of level {snapshot.spec.level} and base {snapshot.spec.base!r}, "
             f"not of {spec.level} and {spec.base!r}",

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsec.model.built import Built, Tagged
 from dsec.model.execs import Chunk, ExecInfo, ExecRequest, ExecResult, PtySize
 from dsec.model.files import Change, Entry, FileEvent, Listing, Transfer, WriteOptions
 from dsec.model.ids import ExecId, SandboxId, SnapshotId
@@ -112,6 +113,52 @@ class SnapshotService(ABC):
     @abstractmethod
     async def remove(self, snapshot: SnapshotId) -> None:
         """Remove it; sandboxes that began with it keep their files. Twice is no error."""
+
+
+class TemplateService(ABC):
+    """Blueprints, built once and run many times. A reference is ``name``, ``name:tag`` or ``name@sha256:…``.
+
+    Every method that takes a reference raises:
+        BadRequest: it is none. NotFound: no such template was built.
+    """
+
+    @abstractmethod
+    async def build(self, text: bytes, *, source: str, tag: str, strict: bool, update: bool) -> Built:
+        """Build what a document says, and let a tag mean it. The same document over the same base gives the same digest.
+
+        Args:
+            source: the document's name, for errors. tag: that means it afterwards.
+            strict: refuse dependencies that float, and a base that can change. update: lock dependencies anew.
+
+        Raises:
+            BadRequest: the document, every error of it with line and field; dependencies that contradict one another.
+            Unsupported: something that cannot be built here.
+            NotFound: the base. RuntimeUnavailable: an index does not answer. StorageFull, TooLarge, TimedOut, Busy.
+        """
+
+    @abstractmethod
+    async def find(self, reference: str) -> Built:
+        """What a reference means now."""
+
+    @abstractmethod
+    async def list(self) -> tuple[Tagged, ...]:
+        """What every tag means, by name."""
+
+    @abstractmethod
+    async def history(self, name: str) -> tuple[Tagged, ...]:
+        """Each time that a tag of that name was set, oldest first."""
+
+    @abstractmethod
+    async def tag(self, reference: str, tag: str) -> Built:
+        """Let a tag mean what a reference means now; readers see the old meaning or the new one."""
+
+    @abstractmethod
+    async def rollback(self, reference: str) -> Built:
+        """Let a tag mean what it meant before.  Raises: Conflict: it never meant anything else."""
+
+    @abstractmethod
+    async def remove(self, reference: str) -> None:
+        """Take a tag away; what it meant goes with its last tag. Twice is no error. Sandboxes of it live on."""
 
 
 class ExecSession(ABC):
@@ -276,6 +323,7 @@ class Services:
 
     sandboxes: SandboxService
     snapshots: SnapshotService
+    templates: TemplateService
     execs: ExecService
     files: FileService
     trees: TreeService

@@ -16,7 +16,7 @@ class Plan:
     """Everything a runtime needs to make one sandbox; nothing in it is looked up again.
 
     Attributes:
-        image: digest or name of the base, which the runtime resolves through its image store.
+        image: name of the base, which the runtime resolves through its image store. layers: digests of images over it, topmost first.
         deadline: CLOCK_BOOTTIME seconds at which the sandbox must end whoever is alive, 0 = none.
         hostname: of the sandbox, where the level has one.
         files_of: what this one's files begin as: those of a snapshot, or of a running or paused sandbox, which is stopped for that moment.
@@ -26,6 +26,7 @@ class Plan:
     level: Level
     limits: Limits
     image: str = "system"
+    layers: tuple[str, ...] = ()
     read_only: bool = False
     volumes: tuple[Volume, ...] = ()
     deadline: float = 0.0

@@ -117,6 +117,7 @@ class ContainerRuntime(SpawnedRuntime):
     async def _request(self, plan: Plan) -> tuple[CreateRequest, list[int]]:
         await self._spawner.ready()
         layer = self._resolved.get(plan.image) or await self._resolve(plan.image)
+        over = [self._resolved.get(digest) or await self._resolve(digest) for digest in plan.layers]
         volumes = await asyncio.to_thread(self._open_volumes, plan.volumes) if plan.volumes else []
         try:
             writable = await self._writable(plan)
@@ -134,7 +135,7 @@ class ContainerRuntime(SpawnedRuntime):
             deadline=int(plan.deadline * 1e9),
             writable=str(writable),
             read_only=plan.read_only,
-            layers=(layer,),
+            layers=(*over, layer),
             volumes=tuple((volume.target, volume.read_only) for volume in plan.volumes),
         )
         return request, volumes

@@ -29,6 +29,10 @@ def spec_to_json(spec: SandboxSpec) -> str:
     value = {
         "level": spec.level.value,
         "base": spec.base,
+        "template": spec.template,
+        "layers": list(spec.layers),
+        "workdir": spec.workdir,
+        "user": spec.user,
         "limits": dict(zip(_LIMITS, _limits_of(limits), strict=True)),
         "ttl": spec.ttl,
         "idle": spec.idle,
@@ -52,6 +56,7 @@ def spec_from_json(text: str) -> SandboxSpec:
         return SandboxSpec(
             level=Level(value.pop("level")),
             limits=Limits(**value.pop("limits")),
+            layers=tuple(value.pop("layers")),
             env=MappingProxyType(value.pop("env")),
             volumes=tuple(Volume(Path(source), target, ro) for source, target, ro in value.pop("volumes")),
             labels=MappingProxyType(value.pop("labels")),

@@ -14,6 +14,7 @@ from dsec.node.engine import Engine
 from dsec.ports.engine import Services
 from dsec.testing.fakes import FakeRuntime, HandClock, MemoryStore, NoTrees
 from dsec.testing.snapshots import FakeSnapshots, MemorySnapshots
+from dsec.testing.templates import FakeTemplates
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Harness:
     store: MemoryStore = field(init=False)
     snapshots: MemorySnapshots = field(init=False)
     kept: FakeSnapshots = field(default_factory=FakeSnapshots)
+    templates: FakeTemplates = field(default_factory=FakeTemplates)
     engine: Engine = field(init=False)
     durable: bool = False
     retry: float = 0.01
@@ -41,6 +43,7 @@ class Harness:
             journal=self.store,
             sandboxes=self.store,
             snapshots=self.snapshots,
+            templates=self.templates,
             kept=self.kept,
             trees=NoTrees(),
             durable=self.durable,

@@ -1,0 +1,1 @@
+"""What an engine offers above single sandboxes: templates, built once and run many times."""

@@ -1,0 +1,203 @@
+"""Built templates on disk, shared by all engines of a user.
+
+``built/<digest>.json`` one that was built, ``tags/<name>/<tag>`` what a tag means, ``history/<name>`` a line for each time that a
+tag was set. A tag is set by renaming a file: whoever reads it sees the old meaning or the new one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final
+
+from dsec.errors import BadRequest, DsecError, NotFound, StorageFull, StoreDamaged
+from dsec.model.built import Built, Note, Tagged
+from dsec.model.checks import shown
+from dsec.templates.document import parse
+from dsec.templates.dump import canonical_json
+
+LATEST: Final = "latest"
+_NOTES: Final = ("unenforced", "floating")
+_REFERENCE: Final = re.compile(
+    r"(?P<name>[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+_HISTORY: Final = 1000  # lines that are shown
+
+
+class TemplateStore:
+    """Below one directory, which it makes (mode 0700) when absent. Blocking."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, built: Built, tag: str = LATEST) -> None:
+        """Keep one, and let a tag mean it.  Raises: StorageFull, BadRequest."""
+        name = built.template.name
+        _parsed(f"{name}:{tag}")
+        with self._alone():
+            path = self._path(built.digest)
+            if not path.exists():
+                _write(path, json.dumps(_to_json(built)).encode())
+            self._set(name, tag, built.digest)
+
+    def find(self, reference: str) -> Built:
+        """The one that ``name[:tag]`` or ``name@sha256:…`` means.  Raises: NotFound, BadRequest, StoreDamaged."""
+        name, tag, digest = _parsed(reference)
+        built = self._load(digest or self._meaning(name, tag, reference), reference)
+        if built.template.name != name:
+            raise _nothing(reference)
+        return built
+
+    def tags(self) -> tuple[Tagged, ...]:
+        """What every tag means, by name and tag."""
+        found = []
+        for path in sorted(self._root.glob("tags/*/*")):
+            with suppress(FileNotFoundError):
+                info = path.stat()
+                found.append(
+                    Tagged(
+                        name=path.parent.name,
+                        tag=path.name,
+                        digest=path.read_text().strip(),
+                        at=info.st_mtime,
+                    )
+                )
+        return tuple(found)
+
+    def history(self, name: str) -> tuple[Tagged, ...]:
+        """The latest thousand times that a tag of that name was set, oldest first.  Raises: BadRequest."""
+        name, _, _ = _parsed(name)
+        try:
+            lines = (self._root / "history" / name).read_text().splitlines()[-_HISTORY:]
+        except FileNotFoundError:
+            return ()
+        return tuple(Tagged(**json.loads(line)) for line in lines)
+
+    def tag(self, reference: str, tag: str) -> Built:
+        """Let a tag mean what ``reference`` means now.  Raises: NotFound, BadRequest, StorageFull."""
+        built = self.find(reference)
+        self.put(built, tag)
+        return built
+
+    def remove(self, reference: str) -> bool:
+        """Take a tag away; what it meant goes when no other tag means it. False: there was none.  Raises: BadRequest."""
+        name, tag, digest = _parsed(reference)
+        if digest:
+            raise BadRequest(f"template: {reference} names no tag", hint="NAME:TAG")
+        with self._alone():
+            path = self._root / "tags" / name / tag
+            try:
+                meant = path.read_text().strip()
+                path.unlink()
+            except FileNotFoundError:
+                return False
+            if meant not in {each.digest for each in self.tags()}:
+                self._path(meant).unlink(missing_ok=True)
+        return True
+
+    def _set(self, name: str, tag: str, digest: str) -> None:
+        path = self._root / "tags" / name / tag
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            if path.read_text().strip() == digest:
+                return
+        said = asdict(Tagged(name=name, tag=tag, digest=digest, at=time.time()))
+        log = self._root / "history" / name
+        log.parent.mkdir(mode=0o700, exist_ok=True)
+        with log.open("a") as lines:
+            lines.write(json.dumps(said) + "\n")
+        _write(path, digest.encode())
+
+    def _meaning(self, name: str, tag: str, reference: str) -> str:
+        try:
+            return (self._root / "tags" / name / tag).read_text().strip()
+        except FileNotFoundError:
+            raise _nothing(reference) from None
+
+    def _load(self, digest: str, reference: str) -> Built:
+        path = self._path(digest)
+        try:
+            value = json.loads(path.read_bytes())
+            built = _from_json(value)
+        except FileNotFoundError:
+            raise _nothing(reference) from None
+        except (ValueError, KeyError, TypeError, DsecError) as error:
+            raise StoreDamaged(
+                f"{path} is no built template: {error}", hint="build the template again"
+            ) from error
+        if built.digest != digest:
+            raise StoreDamaged(f"{path} holds {built.digest}, not {digest}", hint="build the template again")
+        return built
+
+    def _path(self, digest: str) -> Path:
+        return self._root / "built" / f"{digest.removeprefix('sha256:')}.json"
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        for directory in (self._root, self._root / "built"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _parsed(reference: str) -> tuple[str, str, str]:
+    """Name, tag and digest ("" = not given).  Raises: BadRequest."""
+    found = _REFERENCE.fullmatch(reference)
+    if found is None:
+        raise BadRequest(
+            f"template: {shown(reference)} is not the name of a template",
+            hint="NAME, NAME:TAG or NAME@sha256:...",
+        )
+    return found["name"], found["tag"] or LATEST, found["digest"] or ""
+
+
+def _nothing(reference: str) -> NotFound:
+    return NotFound(
+        f"there is no template {shown(reference)}",
+        hint="'base' always exists; `dsec template ls` shows those that were built",
+        template=reference,
+    )
+
+
+def _to_json(built: Built) -> dict[str, Any]:
+    notes = {name: [asdict(note) for note in getattr(built, name)] for name in _NOTES}
+    template = json.loads(canonical_json(built.template))
+    plain = {each.name: getattr(built, each.name) for each in fields(built)}
+    return {**plain, **notes, "template": template, "layers": list(built.layers)}
+
+
+def _from_json(value: Mapping[str, Any]) -> Built:
+    facts = dict(value)
+    facts["template"] = parse(json.dumps(facts["template"]), source="built template").template  # JSON is YAML
+    facts["layers"] = tuple(facts["layers"])
+    for name in _NOTES:
+        facts[name] = tuple(Note(**note) for note in facts[name])
+    return Built(**facts)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Readers see the old content or the new one, also after a power loss.  Raises: StorageFull."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageFull(f"{path} cannot be written: {error.strerror}", hint="free some space") from error

@@ -1,0 +1,67 @@
+"""Read-only layers that lie over a base: trees that are made once and kept as images, under the key of what they are made from."""
+
+from __future__ import annotations
+
+import errno
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from anyio import to_thread
+
+from dsec.errors import StorageFull
+from dsec.images.builds import locked, work_directory
+from dsec.images.shelf import Shelf
+from dsec.images.system import make_erofs, require_builder
+from dsec.images.tree import tree_digest
+from dsec.ports.storage import Image
+
+
+class LayerStore:
+    """Shares the directory of :class:`~dsec.images.store.ImageStore`.
+
+    Args:
+        root: of the store.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._shelf = Shelf(root)
+
+    async def keep(self, key: str, fill: Callable[[Path], None]) -> Image:
+        """The layer of that key, made by ``fill`` (in a thread, given an empty directory) when there is none yet.
+
+        Two who ask at once make it once. One that fails, or is killed, leaves nothing.
+
+        Raises:
+            Unsupported: it cannot be made on this machine. StorageFull, StoreDamaged, Busy. What ``fill`` raises.
+        """
+        return await to_thread.run_sync(self._keep, key, fill)
+
+    def _keep(self, key: str, fill: Callable[[Path], None]) -> Image:
+        self._shelf.prepare()
+        found = self._find(key)
+        if found is not None:
+            return found
+        with locked(self._root / "locks" / key):
+            return self._find(key) or self._make(key, fill)
+
+    def _find(self, key: str) -> Image | None:
+        meaning = self._shelf.meaning(key)
+        return self._shelf.load(key, key, meaning) if meaning is not None else None
+
+    def _make(self, key: str, fill: Callable[[Path], None]) -> Image:
+        tool = require_builder()
+        try:
+            with work_directory(self._root) as work:
+                tree, file = work / "tree", work / "image"
+                tree.mkdir(mode=0o755)
+                fill(tree)
+                digest = tree_digest(tree)
+                make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])))
+                with locked(self._root / "lock"):
+                    return self._shelf.publish(key, key, file, {"digest": digest})
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull(f"no space for a layer in {self._root}", hint="free some") from error
+            raise
