@@ -87,6 +87,7 @@ should open their connections anew at every start, with `SESSION_ID` in the name
 |---|---|
 | `dsec.templates.document.read(path)`, `.parse(text, source=…)` | a `Document`: `template`, and `places`, the line and column of each field that is written. `BadRequest` has all errors, in `facts["errors"]` as `field`, `line`, `column`, `message`, `hint` (the first 100 of `facts["count"]`) |
 | `dsec.templates.dump.canonical(template)`, `.to_yaml(template)` | every field written out, defaults included |
+| `dsec.templates.restore.restore(form)` | the template of a canonical form |
 | `dsec.templates.dump.digest(template)` | `sha256:…` over the canonical form as JSON (keys sorted, no white space, UTF-8): it identifies the blueprint. Spelling, comments and the order of fields do not count, the order of items does |
 | `dsec.templates.versions.floating(template, places)` | dependencies that may be others tomorrow: anything but `==` without a wildcard, and URLs without `#sha256=` |
 | `dsec.templates.enforcement.unenforced(template, places)` | what the template declares and nothing enforces |

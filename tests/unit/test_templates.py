@@ -36,6 +36,7 @@ from dsec.templates.document import parse, read
 from dsec.templates.dump import canonical, canonical_json, digest, leaves, to_yaml
 from dsec.templates.enforcement import STANDINGS, unenforced
 from dsec.templates.faults import NOWHERE, Place
+from dsec.templates.restore import restore
 from dsec.templates.versions import floating
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +105,42 @@ def test_a_template_survives_being_written_and_read(template: Template) -> None:
     assert again == template
     assert digest(again) == digest(template)
     assert to_yaml(again) == to_yaml(template)
+
+
+@settings(max_examples=40)
+@given(TEMPLATES)
+def test_a_template_survives_being_kept_as_json(template: Template) -> None:
+    assert restore(json.loads(canonical_json(template))) == template
+    assert restore(json.loads(json.dumps(canonical(template)))) == template
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": None},
+        {"name": "A"},
+        {"unknown": 1},
+        {"runtime": []},
+        {"runtime": {"base": 1}},
+        {"runtime": {"dependencies": "a"}},
+        {"runtime": {"level": "none"}},
+        {"resources": {"profile": "chat", "memory": 1}},
+        {"resources": {}},
+        {"volumes": [{"source": "/a"}]},
+        {"volumes": [1]},
+        {"isolation": {"workdir": "kept"}},
+    ],
+)
+def test_what_is_no_canonical_form_is_not_restored(change: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        restore({**canonical(PLAIN), **change})
+    assert caught.value.hint
+
+
+def test_a_form_from_before_a_field_was_added_has_its_default() -> None:
+    form = canonical(PLAIN)
+    del form["skills"], form["runtime"]["packages"]
+    assert restore(form) == PLAIN
 
 
 def _reversed(value: Any) -> Any:

@@ -269,7 +269,7 @@ def _wrong_type(field: str, value: object, hint: type) -> BadRequest:
         return _wrong(field, value, expected(hint), f"{hint.__name__}.{next(iter(hint)).name}")
     if is_dataclass(hint):
         return _wrong(field, value, f"of type {hint.__name__}", f"{hint.__name__}(...)")
-    return _wrong(field, value, expected(hint))
+    return _wrong(field, value, expected(hint), f"a value of type {hint.__name__}")
 
 
 def check_plain_text(field: str, value: str) -> None:
