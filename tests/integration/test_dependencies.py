@@ -26,6 +26,7 @@ from dsec.errors import (
     BadRequest,
     DsecError,
     RuntimeUnavailable,
+    StorageFull,
     StoreDamaged,
     TimedOut,
     TooLarge,
@@ -311,6 +312,40 @@ def test_bounds(wheels: Path, index: Index, cache: WheelCache) -> None:
         resolve(["a"], TARGET, cache=cache, index=index, bounds=Bounds(download_bytes=100_000))
     assert caught.value.code == "too_large"
     assert is_clean(cache)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.needs_root
+def test_a_full_disk(wheels: Path, index: Index, cache: WheelCache, small: Path) -> None:
+    make_wheel(wheels, "a", files={"a": os.urandom(700_000), "b": os.urandom(700_000)})
+    with pytest.raises(StorageFull):
+        resolve(["a"], TARGET, cache=WheelCache(small / "cache"), index=index)
+    assert is_clean(WheelCache(small / "cache"))
+    lock = resolve(["a"], TARGET, cache=cache, index=index)
+    with pytest.raises(StorageFull):
+        install(lock, small / "tree", cache=cache, index=index)
+    assert not any((small / "tree").iterdir())
+
+
+def test_relative_places_are_those_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch, wheels: Path, cache: WheelCache, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "here/links", "b")
+    monkeypatch.chdir(tmp_path / "here")
+    relative = Index(machine=False, none=True, links=("./links",))
+    assert chosen(resolve(["b"], TARGET, cache=cache, index=relative)) == ["b==1.0"]
+    only_this_machine(monkeypatch)
+    monkeypatch.setenv("PIP_FIND_LINKS", f"./links {wheels}")
+    assert chosen(resolve(["b"], TARGET, cache=cache, index=Index(none=True))) == ["b==1.0"]
 
 
 class Slow(http.server.SimpleHTTPRequestHandler):

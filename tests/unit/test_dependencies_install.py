@@ -57,7 +57,8 @@ def put(cache: WheelCache, *wheels: Path) -> Lock:
     with cache.run():
         for each in wheels:
             cache.take(each, locked(each).sha256)
-    return Lock(target=TARGET, packages=tuple(packages))
+    requirements = tuple(sorted(each.required_by[0] for each in packages))
+    return Lock(target=TARGET, requirements=requirements, packages=tuple(packages))
 
 
 @pytest.fixture
@@ -141,7 +142,12 @@ def test_only_what_was_asked_for_is_requested(tmp_path: Path, cache: WheelCache)
     wheel = make_wheel(tmp_path / "wheels", "plain")
     package = locked(wheel, "other 1.0: plain")
     put(cache, wheel)
-    install(Lock(target=TARGET, packages=(package,)), tmp_path / "tree", cache=cache, index=NOWHERE)
+    install(
+        Lock(target=TARGET, requirements=("other",), packages=(package,)),
+        tmp_path / "tree",
+        cache=cache,
+        index=NOWHERE,
+    )
     assert not (tmp_path / "tree" / PACKAGES / "plain-1.0.dist-info/REQUESTED").exists()
 
 

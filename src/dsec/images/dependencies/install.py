@@ -92,7 +92,8 @@ def install(
     destination = _Destination(tree, lock.target, bounds)
     try:
         for locked in lock.packages:
-            _install_one(locked, destination, cache, bounds)
+            requested = not set(lock.requirements).isdisjoint(locked.required_by)
+            _install_one(locked, destination, cache, bounds, requested=requested)
         settle(tree)
     except OSError as exc:
         _clear(tree)
@@ -130,7 +131,9 @@ def settle(tree: Path) -> None:
             os.utime(path, (WHEN, WHEN), follow_symlinks=False)
 
 
-def _install_one(locked: Locked, destination: _Destination, cache: WheelCache, bounds: Bounds) -> None:
+def _install_one(
+    locked: Locked, destination: _Destination, cache: WheelCache, bounds: Bounds, *, requested: bool
+) -> None:
     file = cache.open(locked)
     if file is None:
         raise StoreDamaged(
@@ -141,8 +144,7 @@ def _install_one(locked: Locked, destination: _Destination, cache: WheelCache, b
             source = _Source(archive)
             destination.begin(locked, source)
             source.validate_record(validate_contents=True)
-            given = any(": " not in each for each in locked.required_by)
-            extra = _METADATA | ({"REQUESTED": b""} if given else {})
+            extra = _METADATA | ({"REQUESTED": b""} if requested else {})
             installer.install(source, destination, extra)
         except OSError:
             raise

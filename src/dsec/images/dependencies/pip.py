@@ -43,6 +43,7 @@ _KEPT_PIP: Final = re.compile(
     r"PIP_(INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|NO_INDEX|TRUSTED_HOST|CERT|CLIENT_CERT|PROXY|TIMEOUT|DEFAULT_TIMEOUT|RETRIES|"
     r"CONSTRAINT|CONFIG_FILE|KEYRING_PROVIDER)"
 )
+_LISTS: Final = frozenset({"PIP_FIND_LINKS", "PIP_CONSTRAINT"})
 _FIXED: Final = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_IGNORE_REQUIRES_PYTHON": "0",
@@ -176,14 +177,23 @@ def _for_target(target: PythonTarget) -> list[str]:
 def _from_index(index: Index) -> list[str]:
     options = ["--no-index"] if index.none else []
     for link in index.links:
-        options += ["--find-links", link]
+        options += ["--find-links", _absolute(link)]
     return options
+
+
+def _absolute(place: str) -> str:
+    """A path as it is meant here: pip runs elsewhere, so that no file of a requirement's name lies where it looks."""
+    return os.path.abspath(place) if "/" in place and "://" not in place and os.path.exists(place) else place
 
 
 def _environment(index: Index, work: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}
     if index.machine:
-        kept |= {name: value for name, value in os.environ.items() if _KEPT_PIP.fullmatch(name)}
+        own = {name: value for name, value in os.environ.items() if _KEPT_PIP.fullmatch(name)}
+        kept |= {
+            name: " ".join(map(_absolute, value.split())) if name in _LISTS else _absolute(value)
+            for name, value in own.items()
+        }
     else:
         kept["PIP_CONFIG_FILE"] = os.devnull  # which also silences all other files
     return kept | _FIXED | {"TMPDIR": str(work / "tmp")}

@@ -13,6 +13,10 @@ from dsec.model.checks import shown
 
 _MOST: Final = 1000
 _LONGEST: Final = 2000  # characters of one
+_ARCHIVES: Final = (
+    *(".whl", ".zip", ".tar", ".tgz", ".tbz", ".txz", ".tlz"),
+    *(".tar.gz", ".tar.bz2", ".tar.xz", ".tar.lz", ".tar.lzma"),
+)
 
 
 def parse(requirements: Iterable[str]) -> tuple[Requirement, ...]:
@@ -90,6 +94,12 @@ def _parse_one(text: object) -> Requirement:
             hint="name, name>=1.0, name[extra]==1.0, name; python_version < '3.12'",
             field="requirements",
         ) from exc
+    if requirement.name.lower().endswith(_ARCHIVES):
+        raise BadRequest(
+            f"requirement {shown(text)}: pip takes that for the name of a file",
+            hint="name the package, not its file",
+            field="requirements",
+        )
     if requirement.url is not None:
         # A URL may carry a password, and what lies behind it may be anything tomorrow.
         raise BadRequest(
