@@ -233,6 +233,8 @@ def test_modules_are_not_taken_from_the_tree(tmp_path: Path) -> None:
         b"not a tar archive" * 100,
         layer(file("a", b"x" * 5000))[:3000],
         gzip.compress(layer(file("a", b"x" * 5000)))[:60],
+        gzip.compress(layer(file("a", os.urandom(5000))))[:2000] + b"\xff" * 3000,
+        b"\x1f\x8b\xff" + bytes(500),
         layer(file("a", b"x"), file("b", b"x")).replace(b"ustar", b"xstar"),
         layer(file("a/../../b", b"x")),
         layer(file("a\udcff", b"x"), file("n" * 300, b"x")),
@@ -390,6 +392,13 @@ def test_names_in_an_archive_are_no_paths(tmp_path: Path) -> None:
         read_image(tmp_path / "archive.tar", tmp_path / "parts")
     assert sorted(os.listdir(tmp_path)) == ["archive.tar", "parts"]
     assert sorted(os.listdir(tmp_path / "parts")) == ["0", "1"]
+    for number, damaged in enumerate(
+        (b"\x1f\x8b\xff" + bytes(500), gzip.compress(outer)[:200] + b"\xff" * 500, outer[:700])
+    ):
+        (tmp_path / f"parts-{number}").mkdir()
+        (tmp_path / "archive.tar").write_bytes(damaged)
+        with pytest.raises((BadRequest, TooLarge)):
+            read_image(tmp_path / "archive.tar", tmp_path / f"parts-{number}")
 
 
 def debian(secret: bytes, built: int) -> bytes:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import shutil
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from dsec.errors import BadRequest, TooLarge
-from dsec.images.members import CHUNK, Refused, Stream, decompressed, entries, shown
+from dsec.images.members import CHUNK, UNREADABLE, Refused, Stream, decompressed, entries, shown
 
 _ENTRIES: Final = 10_000
 _GZIP: Final = b"\x1f\x8b"
@@ -36,12 +35,15 @@ def take_apart(archive: Path, into: Path, *, max_bytes: int) -> Mapping[str, Pat
     except Refused as error:
         kind = TooLarge if error.code == TooLarge.code else BadRequest
         raise kind(
-            f"{archive} is no image: {error}", hint="make it with: docker save, or skopeo copy"
+            f"{archive} is no image: {error}",
+            hint="make it with: docker save, or skopeo copy",
+            path=str(archive),
         ) from error
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+    except UNREADABLE as error:
         raise BadRequest(
             f"{archive} cannot be read as a tar archive: {error}",
             hint="make it with: docker save, or skopeo copy",
+            path=str(archive),
         ) from error
 
 

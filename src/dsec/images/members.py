@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import tarfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Final, Protocol, cast
@@ -18,6 +19,10 @@ _LONG: Final = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
+
+
+UNREADABLE: Final = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError)
+"""What reading a damaged archive raises, but for :class:`Refused`."""
 
 
 class Refused(Exception):

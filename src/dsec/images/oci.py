@@ -70,6 +70,7 @@ def read_image(path: Path, work: Path, *, tag: str = "", max_bytes: int = MAX_BY
         raise NotFound(
             f"there is no image at {path}",
             hint="an OCI layout (a directory or tar file), or what docker save wrote",
+            path=str(path),
         )
     return _Layout(find, max_bytes).image(tag)
 
@@ -104,7 +105,7 @@ def _in_archive(archive: Path, files: Mapping[str, Path]) -> Find:
 
 class _Layout:
     def __init__(self, find: Find, max_bytes: int) -> None:
-        self._find, self._left = find, max_bytes
+        self._find, self._most, self._left = find, max_bytes, max_bytes
 
     def image(self, tag: str) -> OciImage:
         index = _load(self._find("index.json"))
@@ -114,7 +115,8 @@ class _Layout:
             if not manifests:
                 raise NotFound(
                     f"the layout has no image with the tag {tag!r}",
-                    hint="skopeo list-tags oci:PATH shows them",
+                    hint="look at the annotations in its index.json",
+                    tag=tag,
                 )
         digest, manifest = self._choose(manifests, _NESTED)
         config_path = self._blob(_object(manifest, "config"))
@@ -137,7 +139,11 @@ class _Layout:
                 architecture=_here(),
             )
         if len(fitting) > 1 and depth == _NESTED:
-            raise BadRequest(f"the layout has {len(fitting)} images", hint="say which: oci:PATH:TAG")
+            raise BadRequest(
+                f"the layout has {len(fitting)} images",
+                hint="say which: oci:PATH:TAG",
+                reason="several images",
+            )
         descriptor = fitting[0]
         manifest = _load(self._blob(descriptor))
         if "manifests" not in manifest:
@@ -157,7 +163,9 @@ class _Layout:
         self._left -= path.stat().st_size
         if self._left < 0:
             raise TooLarge(
-                "the blobs of the image are larger than an image may be", hint="use a smaller image"
+                "the blobs of the image are larger than an image may be",
+                hint="use a smaller image",
+                limit=self._most,
             )
         found = file_digest(path)
         if found != digest:
@@ -168,7 +176,9 @@ class _Layout:
         kind = descriptor.get("mediaType")
         if not isinstance(kind, str) or not _LAYER_TYPES.fullmatch(kind):
             raise BadRequest(
-                f"layers of type {kind!r:.200} are not known", hint="known are tar, tar+gzip and tar+zstd"
+                f"layers of type {kind!r:.200} are not known",
+                hint="known are tar, tar+gzip and tar+zstd",
+                kind=kind,
             )
         path = self._blob(descriptor)
         return LayerFile(path=path, compression=_compression(path), diff_id=diff_id)
@@ -179,9 +189,13 @@ def _saved(find: Find, tag: str, max_bytes: int) -> OciImage:
     images = _load(find("manifest.json"), list)
     chosen = [each for each in images if isinstance(each, dict) and (not tag or tag in _short_tags(each))]
     if not chosen:
-        raise NotFound(f"the archive has no image with the tag {tag!r}", hint="docker load shows them")
+        raise NotFound(
+            f"the archive has no image with the tag {tag!r}", hint="docker load shows them", tag=tag
+        )
     if len(chosen) > 1:
-        raise BadRequest(f"the archive has {len(chosen)} images", hint="say which: oci:PATH:TAG")
+        raise BadRequest(
+            f"the archive has {len(chosen)} images", hint="say which: oci:PATH:TAG", reason="several images"
+        )
     name, names = chosen[0].get("Config"), chosen[0].get("Layers")
     if not isinstance(name, str) or not isinstance(names, list) or len(names) > MAX_LAYERS:
         raise _wrong("manifest.json names no config, or no layers, or too many")
@@ -194,7 +208,9 @@ def _saved(find: Find, tag: str, max_bytes: int) -> OciImage:
     _fits(config)
     paths = [find(str(each)) for each in names]
     if sum(path.stat().st_size for path in paths) > max_bytes:
-        raise TooLarge("the layers are larger than an image may be", hint="use a smaller image")
+        raise TooLarge(
+            "the layers are larger than an image may be", hint="use a smaller image", limit=max_bytes
+        )
     layers = tuple(
         LayerFile(path=path, compression=_compression(path), diff_id=diff_id)
         for path, diff_id in zip(paths, _diff_ids(config, len(paths)), strict=True)
@@ -229,7 +245,9 @@ def _fits(config: Mapping[str, Any]) -> None:
     if not _for_here({"os": config.get("os", "linux"), "architecture": config.get("architecture")}):
         found = f"{config.get('os')}/{config.get('architecture')}"
         raise Unsupported(
-            f"the image is for {found:.100}, this machine is {_here()}", hint="use an image for this machine"
+            f"the image is for {found:.100}, this machine is {_here()}",
+            hint="use an image for this machine",
+            found=found,
         )
 
 
@@ -280,7 +298,12 @@ def _objects(value: Mapping[str, Any], key: str, most: int) -> list[Mapping[str,
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise _wrong(f"it has no list of {key!r}")
     if len(found) > most:
-        raise TooLarge(f"the image has {len(found)} {key}; {most} are allowed", hint="use a smaller image")
+        raise TooLarge(
+            f"the image has {len(found)} {key}; {most} are allowed",
+            hint="use a smaller image",
+            found=len(found),
+            limit=most,
+        )
     return found
 
 
@@ -290,7 +313,7 @@ def _load(path: Path, kind: type = dict) -> Any:
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(_JSON_BYTES + 1)
     if len(data) > _JSON_BYTES:
-        raise TooLarge(f"{path.name} is more than {_JSON_BYTES} bytes", hint=_HINT)
+        raise TooLarge(f"{path.name} is more than {_JSON_BYTES} bytes", hint=_HINT, limit=_JSON_BYTES)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -301,4 +324,4 @@ def _load(path: Path, kind: type = dict) -> Any:
 
 
 def _wrong(what: str) -> BadRequest:
-    return BadRequest(f"this is no image: {what}", hint=_HINT)
+    return BadRequest(f"this is no image: {what}", hint=_HINT, reason=what)

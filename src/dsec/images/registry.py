@@ -69,7 +69,9 @@ def _digest(rest: str, work: Path) -> str:
     data = out.read_bytes()
     if len(data) > _MANIFEST_BYTES or not _is_object(data):
         raise BadRequest(
-            f"what {host_of(rest)} gives for {rest} is no manifest", hint="is it a registry of images?"
+            f"what {host_of(rest)} gives for {rest} is no manifest",
+            hint="is it a registry of images?",
+            name=rest,
         )
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
@@ -117,8 +119,10 @@ def _failed(source: str, log: Path) -> DsecError:
     )
     if missing:
         return NotFound(
-            f"no image docker://{source}: {words}", hint="check the name; log in with: skopeo login HOST"
+            f"no image docker://{source}: {words}",
+            hint="check the name; log in with: skopeo login HOST",
+            name=source,
         )
     return RuntimeUnavailable(
-        f"docker://{source} cannot be fetched: {words}", hint="is the registry reachable?"
+        f"docker://{source} cannot be fetched: {words}", hint="is the registry reachable?", name=source
     )

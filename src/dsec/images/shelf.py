@@ -53,7 +53,9 @@ class Shelf:
         except FileNotFoundError:
             return None
         if not DIGEST.fullmatch(str(meaning.get("digest"))):
-            raise StoreDamaged(f"{path} names no digest", hint=f"remove {path}; the image is built again")
+            raise StoreDamaged(
+                f"{path} names no digest", hint=f"remove {path}; the image is built again", path=str(path)
+            )
         return meaning
 
     def names(self) -> Iterator[tuple[str, Meaning]]:
@@ -140,7 +142,9 @@ class Shelf:
 
     def _reference(self, digest: str, owner: str) -> Path:
         if not DIGEST.fullmatch(digest):
-            raise BadRequest(f"digest: {digest!r:.100} is none", hint="sha256: and 64 of 0-9a-f")
+            raise BadRequest(
+                f"digest: {digest!r:.100} is none", hint="sha256: and 64 of 0-9a-f", digest=digest[:100]
+            )
         if not _OWNER.fullmatch(owner):
             raise BadRequest(
                 f"owner: {owner!r:.200} is no name", hint="letters, digits, '.', '_', '-'; 128 at most"
@@ -165,10 +169,12 @@ def read_json(path: Path) -> Meaning:
         value = json.loads(path.read_bytes())
     except ValueError as error:
         raise StoreDamaged(
-            f"{path} is not JSON: {error}", hint=f"remove {path}; the image is built again"
+            f"{path} is not JSON: {error}", hint=f"remove {path}; the image is built again", path=str(path)
         ) from error
     if not isinstance(value, dict):
-        raise StoreDamaged(f"{path} is not a JSON object", hint=f"remove {path}; the image is built again")
+        raise StoreDamaged(
+            f"{path} is not a JSON object", hint=f"remove {path}; the image is built again", path=str(path)
+        )
     return value
 
 

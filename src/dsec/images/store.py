@@ -99,6 +99,7 @@ class ImageStore(Images):
             raise Unsupported(
                 "base 'host' (this machine's /usr, bound read-only) cannot be mounted yet: levels take images only",
                 hint="use 'system', which is made of this machine's packages",
+                name=HOST,
             )
         image = self._pinned(used) if used.pin and not anew else None
         if image is None:
@@ -179,6 +180,7 @@ class ImageStore(Images):
                 raise StorageFull(
                     f"no space to build base {used.name!r} in {self._root}",
                     hint="300 MB are needed, or three times the image",
+                    path=str(self._root),
                 ) from error
             raise
         self._progress("done")
@@ -201,7 +203,7 @@ class ImageStore(Images):
                 made = self._make_oci(path, tag, tree, parts, ())
                 return replace(made, extra={"stamp": stamp})
             case _:
-                raise NotFound(f"no image is named {used.name!r}", hint=HINT)
+                raise NotFound(f"no image is named {used.name!r}", hint=HINT, name=used.name)
 
     def _make_system(self, tree: Path) -> _Made:
         packages = system_packages()

@@ -6,6 +6,7 @@ Only what packages own below /usr is copied. /etc is written anew; nothing of th
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ from typing import Final
 from dsec.errors import Unsupported
 from dsec.images.packages import Package, package_files
 from dsec.images.rootfs import HOSTNAME, HOSTS, make_directories, write_file
+from dsec.images.tools import environment
 
 RECIPE: Final = "2"
 """Goes up when this module would build a different tree from the same packages."""
@@ -108,7 +110,9 @@ def build_tree(root: Path, packages: Iterable[Package], progress: Progress) -> N
     """
     if not Path("/bin").is_symlink():
         raise Unsupported(
-            "base 'system' needs a merged /usr (/bin as a link)", hint="apt-get install usrmerge"
+            "base 'system' needs a merged /usr (/bin as a link)",
+            hint="apt-get install usrmerge",
+            missing=["usrmerge"],
         )
     progress("listing package files")
     files = package_files(packages)
@@ -126,13 +130,22 @@ def build_tree(root: Path, packages: Iterable[Package], progress: Progress) -> N
 def make_erofs(tool: str, tree: Path, target: Path, uuid: str) -> None:
     """Write ``tree`` as an EROFS image, uncompressed, mtimes kept.
 
-    Raises: Unsupported: mkfs.erofs failed; its own words are in the message.
+    Raises:
+        Unsupported: mkfs.erofs failed; its own words are in the message.
+        OSError: no space.
     """
     command = [tool, "--quiet", "--preserve-mtime", "-x-1", f"-U{uuid}", str(target), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=environment(), check=False
+    )
     if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip()[-500:]
+        if os.strerror(errno.ENOSPC) in words:
+            raise OSError(errno.ENOSPC, words, str(target))
         raise Unsupported(
-            f"mkfs.erofs failed ({done.returncode}): {(done.stderr or done.stdout).strip()[-500:]}"
+            f"mkfs.erofs failed ({done.returncode}): {words}",
+            hint="is erofs-utils older than 1.5?",
+            status=done.returncode,
         )
 
 
@@ -258,7 +271,11 @@ def _run_ldconfig(root: Path) -> None:
         [tool, "-r", str(root)], capture_output=True, text=True, errors="replace", check=False
     )
     if done.returncode != 0:
-        raise Unsupported(f"ldconfig failed ({done.returncode}): {done.stderr.strip()[-500:]}")
+        raise Unsupported(
+            f"ldconfig failed ({done.returncode}): {done.stderr.strip()[-500:]}",
+            hint="dpkg --verify libc-bin",
+            status=done.returncode,
+        )
     shutil.rmtree(root / "var/cache/ldconfig", ignore_errors=True)
 
 

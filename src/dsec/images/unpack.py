@@ -86,7 +86,7 @@ def unpack(
     refused = report.get("error")
     if refused is not None:
         kind = _REFUSALS.get(str(report.get("code")), BadRequest)
-        raise kind(f"the image cannot be unpacked: {refused}", hint=_HINTS.get(kind, ""))
+        raise kind(f"the image cannot be unpacked: {refused}", hint=_HINTS.get(kind, ""), reason=refused)
     return Unpacked(
         entries=report["entries"],
         bytes=report["bytes"],
@@ -144,6 +144,8 @@ def _child(job: Mapping[str, object], fds: Sequence[int]) -> dict[str, Any]:
     except ValueError:
         words = said.decode("utf-8", "replace").strip()[-500:]
         raise RuntimeUnavailable(
-            f"the process that unpacks images ended with {process.returncode}: {words}", hint="try again"
+            f"the process that unpacks images ended with {process.returncode}: {words}",
+            hint="try again",
+            status=process.returncode,
         ) from None
     return dict(report)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsec.images import rootfs
-from dsec.images.members import CHUNK, Refused, Stream, decompressed, entries, shown
+from dsec.images.members import CHUNK, UNREADABLE, Refused, Stream, decompressed, entries, shown
 
 _MEMORY: Final = 2**30  # bytes of address space: headers may claim to be huge
 _PATH_BYTES: Final = 3000
@@ -211,11 +211,11 @@ def main() -> None:
         report = _run(job)
     except Refused as error:
         report = {"error": str(error), "code": error.code}
+    except UNREADABLE as error:
+        report = {"error": f"a layer cannot be read: {error}", "code": "bad_request"}
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         report = {"error": str(error), "code": "storage_full" if full else "bad_request"}
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
-        report = {"error": f"a layer cannot be read: {error}", "code": "bad_request"}
     except MemoryError:
         report = {"error": f"a layer needs more than {_MEMORY} bytes of memory to read", "code": "too_large"}
     json.dump(report, sys.stdout)
