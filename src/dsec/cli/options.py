@@ -9,9 +9,8 @@ import typer
 
 from dsec.cli.attend import Asked
 from dsec.cli.output import STDIN, STDOUT, is_tty
-from dsec.client.requests import BASE, check_apart, volume_of
-from dsec.errors import BadRequest, NotFound, Unsupported
-from dsec.model.ids import is_snapshot
+from dsec.client.requests import check_apart, volume_of
+from dsec.errors import BadRequest, Unsupported
 from dsec.model.sandbox import Limits, Volume
 
 _WHAT = "Sandbox"
@@ -22,12 +21,18 @@ Template = Annotated[
     typer.Option(
         "--template",
         "-t",
-        help="Template to start from: base, whose image is `system`.",
+        help="What to start from: base (whose image is `system`), or a built template.",
         rich_help_panel=_WHAT,
     ),
 ]
 LevelName = Annotated[
-    str, typer.Option("--level", help="Isolation: container or process.", rich_help_panel=_WHAT)
+    str,
+    typer.Option(
+        "--level",
+        help="Isolation: container or process; by default as the template says, or container.",
+        show_default=False,
+        rich_help_panel=_WHAT,
+    ),
 ]
 Net = Annotated[str, typer.Option("--net", help="Network: none (loopback only).", rich_help_panel=_WHAT)]
 VolumeList = Annotated[
@@ -102,8 +107,8 @@ def pairs(field: str, given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def limits(memory: int | None, cpus: float | None, pids: int | None, disk: int | None) -> Limits:
-    """The default limits, but for those that were given.  Raises: BadRequest."""
+def limits(memory: int | None, cpus: float | None, pids: int | None, disk: int | None) -> Limits | None:
+    """The default limits, but for those that were given; None: none was.  Raises: BadRequest."""
     given = {"memory_mib": memory, "pids": pids, "disk_mib": disk}
     chosen = {name: value for name, value in given.items() if value is not None}
     if cpus is not None:
@@ -112,17 +117,7 @@ def limits(memory: int | None, cpus: float | None, pids: int | None, disk: int |
                 f"cpus: {cpus!r} is not a number from 0.01 to 1024", hint="--cpus 0.5 is half of one CPU"
             )
         chosen["cpu_millis"] = round(cpus * 1000)
-    return Limits(**chosen)
-
-
-def check_template(name: str, *, snapshots: bool = False) -> None:
-    """``snapshots``: the id of one will do, too.  Raises: NotFound."""
-    if name != BASE and not (snapshots and is_snapshot(name)):
-        raise NotFound(
-            f"template: there is no template {name!r}",
-            hint=f"templates there are: {BASE} (its image is 'system': the system of this machine)",
-            template=name,
-        )
+    return Limits(**chosen) if chosen else None
 
 
 def volumes(given: Sequence[str] | None) -> tuple[Volume, ...]:

@@ -8,6 +8,7 @@ from dsec.cli import options as opt
 from dsec.cli.attend import attend
 from dsec.cli.execs import report
 from dsec.cli.session import Signals, announce_build, conduct, private
+from dsec.model.sandbox import Level
 
 app = typer.Typer()
 
@@ -16,7 +17,7 @@ app = typer.Typer()
 def run(
     command: opt.Words,
     template: opt.Template = "base",
-    level: opt.LevelName = "container",
+    level: opt.LevelName = "",
     net: opt.Net = "none",
     volume: opt.VolumeList = None,
     memory: opt.Memory = None,
@@ -46,7 +47,6 @@ def run(
 
         tar c . | dsec run -- tar x -v
     """
-    opt.check_template(template)
     opt.check_net(net)
     volumes = opt.volumes(volume)
     limits = opt.limits(memory, cpus, pids, disk)
@@ -60,12 +60,12 @@ def run(
         tty=False if as_json else tty,
     )
 
-    announce_build(level)
+    announce_build(level or Level.CONTAINER)
 
     async def work(signals: Signals) -> int:
         async with private() as engine:
             sandbox = await engine.sandboxes.create(
-                template, level=level, limits=limits, read_only=read_only, volumes=volumes
+                template, level=level or None, limits=limits, read_only=read_only, volumes=volumes
             )
             async with sandbox:
                 return await (report if as_json else attend)(sandbox, asked, signals)

@@ -17,7 +17,7 @@ from dsec.cli.wording import worded
 from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.errors import BadRequest, Busy, DsecError
 from dsec.model.ids import SandboxId, is_snapshot, parse_sandbox_id
-from dsec.model.sandbox import SandboxInfo, State
+from dsec.model.sandbox import Level, SandboxInfo, State
 from dsec.wiring import journal_reader
 
 app = typer.Typer()
@@ -32,6 +32,7 @@ def info_json(info: SandboxInfo) -> dict[str, object]:
         "state": info.state,
         "level": spec.level,
         "base": spec.base,
+        "template": spec.template,
         "flags": info.flags,
         "created_at": info.created_at,
         "expires_at": info.expires_at,
@@ -51,7 +52,7 @@ def info_json(info: SandboxInfo) -> dict[str, object]:
 @app.command()
 def create(
     template: opt.Template = "base",
-    level: opt.LevelName = "container",
+    level: opt.LevelName = "",
     net: opt.Net = "none",
     volume: opt.VolumeList = None,
     memory: opt.Memory = None,
@@ -80,20 +81,19 @@ def create(
 
         dsec create -t sn-...
     """
-    opt.check_template(template, snapshots=True)
     opt.check_net(net)
     volumes = opt.volumes(volume)
     limits = opt.limits(memory, cpus, pids, disk)
     variables, labels = opt.pairs("env", env), opt.pairs("label", label)
 
-    announce_build(level)
+    announce_build(level or Level.CONTAINER)
 
     async def work(signals: Signals) -> int:
         del signals
         async with durable() as engine:
             sandbox = await engine.sandboxes.create(
                 await engine.snapshots.get(template) if is_snapshot(template) else template,
-                level=level,
+                level=level or None,
                 ttl=ttl,
                 idle=idle,
                 limits=limits,

@@ -31,6 +31,7 @@ SANDBOX: Final = {
     "state": "`pending` `running` `paused` `stopping` `gone` `failed` `lost`",
     "level": "`container` or `process`",
     "base": "image it stands on: `system` is that of the template `base`",
+    "template": "the built template it began as, or empty",
     "flags": "what its level guarantees here",
     "created_at": "seconds since the epoch (without `--json` times are ISO 8601, UTC)",
     "expires_at": "the same, 0 = never",
@@ -44,6 +45,25 @@ SANDBOX: Final = {
     "volumes": "list of `{source, target, read_only}`",
     "env": "variables of every command",
     "labels": "yours",
+}
+BUILT: Final = {
+    "name": "of the template",
+    "digest": "of the blueprint and all that it was built of",
+    "blueprint": "digest of the template alone",
+    "base": "image that was used",
+    "base_digest": "of its tree",
+    "layers": "digests over the base, topmost first",
+    "lock": "digest of the lock of its dependencies, or empty",
+    "built_at": "seconds since the epoch",
+    "floating": "list of `{field, line, text, why}`: dependencies that are not pinned",
+    "unenforced": "the same: what is declared and not enforced",
+    "template": "every field, written out",
+}
+TAGGED: Final = {
+    "name": "of the template",
+    "tag": "that means it",
+    "digest": "of the built template",
+    "at": "when the tag was set, seconds since the epoch",
 }
 SNAPSHOT: Final = {
     "id": "snapshot id",
@@ -122,6 +142,12 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "fork": (Shape("a list of objects", SANDBOX),),
     "rollback": (Shape("an object", SANDBOX),),
     "rm": (Shape("a list of objects", DONE),),
+    "template build": (Shape("an object", BUILT),),
+    "template ls": (Shape("a list of objects", TAGGED),),
+    "template history": (Shape("a list of objects", TAGGED),),
+    "template show": (Shape("an object", BUILT),),
+    "template tag": (Shape("an object", BUILT),),
+    "template rollback": (Shape("an object", BUILT),),
     "inspect": (Shape("an object", {**SANDBOX, **METRICS}),),
     "events": (Shape("an object a line", RECORD),),
     "ps": (Shape("a list of objects", EXEC), Shape("with `--problems` a list of objects", PROBLEM)),
