@@ -77,8 +77,8 @@ STANDINGS: Final[Mapping[str, Standing]] = MappingProxyType(
         "network.allow": _declared(
             "a sandbox reaches nothing but its own loopback, not even what is allowed"
         ),
-        "isolation.workdir": _enforced("every sandbox begins with its own writable layer"),
-        "isolation.tmp": _enforced("every sandbox begins with its own writable layer"),
+        "isolation.workdir": _enforced("every sandbox begins with one of its own"),
+        "isolation.tmp": _enforced("every sandbox begins with one of its own"),
         "isolation.session_id": _enforced("every sandbox has a SESSION_ID of its own"),
         "isolation.volumes": _enforced("a template with a writable volume is refused unless it says shared"),
         "isolation.scratch_exec": _declared(
