@@ -18,6 +18,7 @@ from anyio import to_thread
 
 from dsec.control.template_store import TemplateStore
 from dsec.errors import BadRequest, Conflict, NotFound, Unsupported
+from dsec.images.dependencies.bounds import Index
 from dsec.images.dependencies.cache import WheelCache
 from dsec.images.dependencies.install import install
 from dsec.images.dependencies.lock import Lock, parse_lock
@@ -53,12 +54,21 @@ class Templates(TemplateService):
     Args:
         images: where bases come from. holder: the same store, keeping what is built upon.
         keep: makes a layer once. look: the tree of an image, to be read.
-        store: where what is built is kept. root: of locks and wheels.
+        store: where what is built is kept. root: of locks and wheels. index: where wheels come from; None = as pip is configured here.
     """
 
     def __init__(
-        self, images: Images, holder: Holder, keep: Keep, look: Look, store: TemplateStore, root: Path
+        self,
+        images: Images,
+        holder: Holder,
+        keep: Keep,
+        look: Look,
+        store: TemplateStore,
+        root: Path,
+        *,
+        index: Index | None = None,
     ) -> None:
+        self._index = index
         self._images = images
         self._holder = holder
         self._keep = keep
@@ -101,7 +111,7 @@ class Templates(TemplateService):
             return (), ""
         lock = with_tree
         key = f"dependencies-{lock.digest.removeprefix('sha256:')}"
-        image = await self._keep(key, lambda tree: _install(lock, tree, self._cache))
+        image = await self._keep(key, lambda tree: self._install(lock, tree))
         return (image.digest,), lock.digest
 
     def _examined(self, template: Template, base: Image, strict: bool, update: bool) -> Lock | None:
@@ -120,12 +130,15 @@ class Templates(TemplateService):
                 return parse_lock(path.read_text())
             except FileNotFoundError:
                 pass
-        lock = resolve(wanted, read_target(tree), cache=self._cache, strict=strict)
+        lock = resolve(wanted, read_target(tree), cache=self._cache, index=self._index, strict=strict)
         self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
         whole = path.with_suffix(f".{lock.digest[-8:]}")
         whole.write_text(lock.text)
         whole.rename(path)
         return lock
+
+    def _install(self, lock: Lock, tree: Path) -> None:
+        install(lock, tree, cache=self._cache, index=self._index)
 
     async def find(self, reference: str) -> Built:
         return await to_thread.run_sync(self._store.find, reference)
@@ -161,10 +174,6 @@ class Templates(TemplateService):
         if built.digest not in {each.digest for each in await self.list()}:
             for digest in (built.base_digest, *built.layers):
                 await self._holder.release(digest, _owner(built.digest))
-
-
-def _install(lock: Lock, tree: Path, cache: WheelCache) -> None:
-    install(lock, tree, cache=cache)
 
 
 def _owner(digest: str) -> str:

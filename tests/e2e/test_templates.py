@@ -1,0 +1,229 @@
+"""Templates from a document to a sandbox that runs: the same every time, and what a tag means is never half of something."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from dsec import Dsec, Limits, Settings
+from dsec.control.template_store import TemplateStore
+from dsec.control.templates import Templates
+from dsec.errors import BadRequest, Conflict, NotFound, StoreDamaged, Unsupported
+from dsec.images.dependencies.bounds import Index
+from dsec.images.layer_store import LayerStore
+from dsec.images.store import ImageStore
+from dsec.model.built import Built
+from dsec.ports.storage import Image
+from dsec.stores import mounts
+from dsec.testing.wheels import make_wheel
+
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
+DOCUMENT = """
+version: "1"
+name: agent
+runtime:
+  dependencies: [greeter==1.0, other>=1]
+  env: {GREETING: hello}
+  workdir: /tmp
+resources: {profile: chat, pids: 99}
+strategy: {timezone: Asia/Shanghai, max_steps: 7}
+"""
+
+
+@contextmanager
+def look(image: Image) -> Iterator[Path]:
+    descriptor = mounts.mount_image(image.path)
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture(scope="module")
+def store(image_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image store of our own, which has the base already."""
+    root = tmp_path_factory.mktemp("store")
+    for part in ("images", "names"):
+        (root / part).mkdir(mode=0o700)
+        for path in (image_store / part).iterdir():
+            if part == "images" or path.name == "system":
+                os.link(path, root / part / path.name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheels")
+    make_wheel(directory, "greeter", "1.0", files={"greeter.py": b"WORD = 'from a wheel'\n"})
+    make_wheel(directory, "other", "1.0", files={"other.py": b"VERSION = 1\n"})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def templates(store: Path, wheels: Path) -> Templates:
+    images = ImageStore(store)
+    index = Index(machine=False, links=(str(wheels),), none=True)
+    root = store / "templates"
+    return Templates(images, images, LayerStore(store).keep, look, TemplateStore(root), root, index=index)
+
+
+@pytest.fixture(scope="module")
+def dsec(store: Path, templates: Templates) -> Iterator[Dsec]:
+    build(templates)
+    with Dsec(settings=Settings(images=store, pool=0, pool_bytes=1 << 30)) as opened:
+        for name in ("base", "agent"):  # what an engine opens once, images among it, it opens now
+            with opened.sandboxes.create(name) as sandbox:
+                sandbox.exec("true")
+        yield opened
+
+
+def build(
+    templates: Templates,
+    text: str = DOCUMENT,
+    *,
+    tag: str = "latest",
+    strict: bool = False,
+    update: bool = False,
+) -> Built:
+    async def work() -> Built:
+        return await templates.build(
+            text.encode(), source="agent.yaml", tag=tag, strict=strict, update=update
+        )
+
+    return anyio.run(work)
+
+
+def test_a_template_is_built_once_and_run_many_times(templates: Templates, dsec: Dsec) -> None:
+    built = build(templates)
+    again = build(templates)
+    assert replace(again, built_at=0) == replace(built, built_at=0)
+    assert len(built.layers) == 1
+    assert built.lock
+    assert [note.line for note in built.floating] == [5]
+    assert "strategy.max_steps" in {note.field for note in built.unenforced}
+    seen = set()
+    for _ in range(3):
+        with dsec.sandboxes.create("agent") as sandbox:
+            done = sandbox.exec(
+                "pwd; echo $GREETING; date +%Z; python3 -c 'import greeter, other; print(greeter.WORD, other.VERSION)'; touch here"
+            )
+            seen.add(done.text)
+            spec = sandbox.info.spec
+            assert spec.template == built.reference
+            assert (spec.limits.pids, spec.limits.cpu_millis) == (99, 500)
+            assert sandbox.files.exists("here")
+    assert seen == {"/tmp\nhello\nCST\nfrom a wheel 1\n"}
+
+
+def test_what_is_given_goes_before_what_the_template_says(templates: Templates, dsec: Dsec) -> None:
+    build(templates)
+    with dsec.sandboxes.create(
+        "agent:latest", env={"GREETING": "you", "B": "c"}, limits=Limits(pids=50)
+    ) as sandbox:
+        assert sandbox.exec("echo $GREETING $B; date +%Z").text == "you c\nCST\n"
+        assert sandbox.info.spec.limits.pids == 50
+        snapshot = sandbox.snapshot()
+        with dsec.sandboxes.create(snapshot) as again:
+            assert (
+                again.exec("python3 -c 'import greeter; print(greeter.WORD)'; echo $B").text
+                == "from a wheel\nc\n"
+            )
+        with dsec.sandboxes.create() as plain, pytest.raises(Conflict):
+            plain.rollback(snapshot)
+        (child,) = sandbox.fork()
+        with child:
+            assert child.exec("python3 -c 'import greeter'").ok
+        dsec.snapshots.remove(snapshot.id)
+
+
+def test_tags_history_and_rollback(templates: Templates, dsec: Dsec) -> None:
+    one = build(templates, tag="moving")
+    two = build(templates, DOCUMENT.replace("hello", "goodbye"), tag="moving")
+    assert one.digest != two.digest
+    assert one.layers == two.layers, "the same dependencies are the same layer"
+    assert dsec.templates.get("agent:moving").digest == two.digest
+    assert dsec.templates.get(one.reference).digest == one.digest
+    assert dsec.templates.rollback("agent:moving").digest == one.digest
+    dsec.templates.tag(two.reference, "stable")
+    assert {each.tag: each.digest for each in dsec.templates.list()}["stable"] == two.digest
+    assert [each.digest for each in dsec.templates.history("agent") if each.tag == "moving"] == [
+        one.digest,
+        two.digest,
+        one.digest,
+    ]
+    with pytest.raises(NotFound):
+        dsec.sandboxes.create("agent:nosuch")
+    with pytest.raises(NotFound):
+        dsec.sandboxes.create(f"other@{one.digest}")
+    for reference in ("agent:moving", "agent:stable", "agent:stable", "agent"):
+        dsec.templates.remove(reference)
+    with pytest.raises(NotFound):
+        dsec.templates.get(two.reference)
+
+
+def test_a_tag_is_never_seen_half_moved(templates: Templates, dsec: Dsec) -> None:
+    digests = {
+        build(templates, DOCUMENT.replace("hello", str(number)), tag=f"t{number}").digest
+        for number in range(2)
+    }
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def move() -> None:
+        try:
+            while not stop.is_set():
+                for number in range(2):
+                    dsec.templates.tag(f"agent:t{number}", "moved")
+        except BaseException as error:  # noqa: BLE001 - told below
+            errors.append(error)
+
+    dsec.templates.tag("agent:t0", "moved")
+    mover = threading.Thread(target=move)
+    mover.start()
+    for _ in range(20):
+        with dsec.sandboxes.create("agent:moved") as sandbox:
+            assert sandbox.info.spec.template.rpartition("@")[2] in digests
+            assert sandbox.exec("echo $GREETING").text in ("0\n", "1\n")
+    stop.set()
+    mover.join()
+    assert not errors
+
+
+def test_what_cannot_be_built_is_refused_by_name(templates: Templates) -> None:
+    with pytest.raises(BadRequest, match=r"line 5: other>=1"):
+        build(templates, strict=True)
+    build(templates, DOCUMENT.replace("other>=1", "other==1.0"), strict=True)
+    for text, error, words in (
+        (DOCUMENT.replace("/tmp", "/nowhere"), BadRequest, "runtime.workdir"),
+        (DOCUMENT.replace("greeter==1.0", "greeter==2.0"), BadRequest, "greeter"),
+        (DOCUMENT.replace("runtime:\n", "runtime:\n  packages: [git]\n"), Unsupported, "runtime.packages"),
+        (DOCUMENT.replace("runtime:\n", "runtime:\n  setup: ['true']\n"), Unsupported, "runtime.setup"),
+        (DOCUMENT.replace("runtime:\n", "runtime:\n  base: nosuch:1\n"), NotFound, "nosuch:1"),
+        ("version: 1\nnmae: x\n", BadRequest, "line 2"),
+    ):
+        with pytest.raises(error, match=words):
+            build(templates, text)
+
+
+def test_a_flipped_byte_is_refused(templates: Templates, store: Path) -> None:
+    built = build(templates, DOCUMENT.replace("other>=1", "other==1.0").replace("hello", "flipped"))
+    path = store / "images" / f"{built.layers[0].removeprefix('sha256:')}.erofs"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(content)
+    with Dsec(settings=Settings(images=store, pool=0)) as fresh, pytest.raises(StoreDamaged):
+        fresh.sandboxes.create(built.reference)
+    path.unlink()
+    (store / "names" / f"dependencies-{built.lock.removeprefix('sha256:')}").unlink()
+    assert (
+        build(templates, DOCUMENT.replace("other>=1", "other==1.0").replace("hello", "flipped")).layers
+        == built.layers
+    )
