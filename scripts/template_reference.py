@@ -39,8 +39,8 @@ one finds. A sandbox is one run of it. This page lists every field; only `name` 
 ```yaml
 {example}```
 
-Neither the SDK nor the command line makes a sandbox of a template yet. *Enforced* below means that the engine keeps a sandbox to it that
-is made with what the template says. A field that is *declared* is checked, kept, and part of the digest, and **nothing makes a sandbox keep to it yet**: the last column says why.
+`dsec template build` (in Python `d.templates.build`) makes digests of everything that a template names, and `dsec create -t NAME` a sandbox of
+the result: see [the command line](cli.md). A field that is *declared* is checked, kept, and part of the digest, and **nothing makes a sandbox keep to it yet**: the last column says why.
 `unenforced()` tells what of a given template that is, so that nothing is ignored silently.
 """
 

@@ -36,27 +36,29 @@ def _declared(why: str) -> Standing:
 _NO_TOOLS: Final = "there are no tools yet that an agent could call"
 _NO_MEMORY: Final = "there are no stores of memory yet"
 _NO_BUDGET: Final = "acts of an agent are not counted yet"
-_NO_BUILD: Final = "nothing builds templates yet, so a sandbox begins as its base alone"
-_LIMIT: Final = "the limits of the sandbox"
+_NO_BUILD: Final = "a build refuses a template that has any, for nothing could run them yet"
+_LIMIT: Final = "the limits of a sandbox that is asked for without any"
 
 STANDINGS: Final[Mapping[str, Standing]] = MappingProxyType(
     {
         "name": _enforced("names the blueprint"),
         "version": _enforced("names the blueprint"),
         "runtime.base": _enforced(
-            "the image that the sandbox's files begin as; one that is not here is refused"
+            "found or made when the template is built, and kept by its digest; one that cannot be had is refused"
         ),
         "runtime.level": _enforced(
-            "the level of the sandbox; one that cannot be had is refused, never lowered"
+            "the level unless another is asked for; one that cannot be had is refused"
         ),
-        "runtime.dependencies": _declared(_NO_BUILD),
+        "runtime.dependencies": _enforced("locked when the template is built, and installed over the base"),
         "runtime.packages": _declared(_NO_BUILD),
         "runtime.setup": _declared(_NO_BUILD),
-        "runtime.env": _enforced("the variables of the sandbox"),
-        "runtime.user": _declared(
-            "a command runs as the level's ordinary user unless it names another itself"
+        "runtime.env": _enforced("variables of the sandbox, under those that are asked for"),
+        "runtime.user": _enforced(
+            "the user of commands that name none; refused where the level has no such user"
         ),
-        "runtime.workdir": _declared("the working directory of every sandbox is /workspace"),
+        "runtime.workdir": _enforced(
+            "the directory of commands that name none; a build refuses one that the base does not have"
+        ),
         "tools.allowed": _declared(_NO_TOOLS),
         "memory.type": _declared(_NO_MEMORY),
         "memory.short_term": _declared(_NO_MEMORY),
@@ -65,7 +67,9 @@ STANDINGS: Final[Mapping[str, Standing]] = MappingProxyType(
         "strategy.max_steps": _declared(_NO_BUDGET),
         "strategy.max_seconds": _declared("a sandbox ends with its ttl, whatever the template says"),
         "strategy.max_cost_usd": _declared("what an agent costs is not known here yet"),
-        "strategy.timezone": _declared("TZ is not set from it yet; runtime.env can set it"),
+        "strategy.timezone": _enforced(
+            "the variable TZ unless runtime.env sets it; a base without time zone data reads it as UTC"
+        ),
         "resources.profile": _enforced("the limits that the others are given over"),
         "resources.cpu_millis": _enforced(_LIMIT),
         "resources.memory_mib": _enforced(_LIMIT),
@@ -73,7 +77,7 @@ STANDINGS: Final[Mapping[str, Standing]] = MappingProxyType(
         "resources.disk_mib": _enforced(_LIMIT),
         "resources.open_files": _enforced(_LIMIT),
         "resources.output_bytes": _enforced(_LIMIT),
-        "volumes": _enforced("the volumes of the sandbox"),
+        "volumes": _enforced("volumes of the sandbox, with those that are asked for"),
         "network.allow": _declared(
             "a sandbox reaches nothing but its own loopback, not even what is allowed"
         ),
