@@ -102,6 +102,20 @@ def test_children_are_strangers_to_one_another_and_to_their_parent(dsec: Dsec) -
                 child.destroy()
 
 
+def test_every_copy_is_another_machine(dsec: Dsec) -> None:
+    with dsec.sandboxes.create() as parent:
+        parent.exec("tr -d - < /proc/sys/kernel/random/uuid > /etc/machine-id", user="root")
+        snapshot = parent.snapshot()
+        with dsec.sandboxes.create(snapshot) as again:
+            children = [again, *parent.fork(3)]
+            ids = {child.files.read("/etc/machine-id") for child in (parent, *children)}
+            assert len(ids) == 5
+            assert {len(one) for one in ids} == {33}
+            for child in children:
+                child.destroy()
+        dsec.snapshots.remove(snapshot.id)
+
+
 def test_processes_are_not_copied_and_end_with_a_rollback(dsec: Dsec) -> None:
     with dsec.sandboxes.create() as sandbox:
         snapshot = sandbox.snapshot()
@@ -181,7 +195,9 @@ def test_twenty_runs_begin_alike(dsec: Dsec) -> None:
     for _ in range(20):
         with dsec.sandboxes.create(snapshot) as run:
             begun = fingerprint(run)
-            around = run.exec("env | grep -v SESSION_ID | sort; cat /proc/mounts /proc/net/tcp; hostname; id").text
+            around = run.exec(
+                "env | grep -v SESSION_ID | sort; cat /proc/mounts /proc/net/tcp; hostname; id"
+            ).text
             seen.add(hashlib.sha256((begun + around).encode()).hexdigest())
             run.exec("rm -rf tree; echo residue > /tmp/residue; (setsid sleep 100 &)", user="root")
     assert len(seen) == 1

@@ -12,11 +12,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+from uuid import uuid4
 
-from dsec.errors import BadRequest, CleanupFailed, Conflict, DsecError, NotFound, Unsupported
+from dsec.errors import BadRequest, CleanupFailed, Conflict, DsecError, FileProblem, NotFound, Unsupported
+from dsec.model.files import FileType, Identity, WriteOptions
 from dsec.model.ids import SandboxId, SnapshotId, new_snapshot_id
 from dsec.model.journal import Draft, Json, Phase
-from dsec.model.sandbox import Flag, SandboxInfo, SandboxSpec, State
+from dsec.model.sandbox import ROOT_UID, Flag, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
 from dsec.node import drafts
 from dsec.node.handles import Handle
@@ -34,6 +36,8 @@ ENGINE: Final = "engine"
 RESERVED: Final = "dsec."
 FORK_LABEL: Final = "dsec.fork-of"
 MOST_CHILDREN: Final = 1000
+MACHINE_ID: Final = "/etc/machine-id"
+ROOT: Final = Identity(ROOT_UID, ROOT_UID)
 AT_ONCE: Final = 8  # children that are made at the same time
 Made = list[SandboxId]  # before the class, in which `list` is a method
 
@@ -126,7 +130,29 @@ class Snapshotting(SnapshotService):
     async def create(self, snapshot: SnapshotId, spec: SandboxSpec) -> SandboxInfo:
         found = await self._records.find(snapshot)
         _check_same(found, spec)
-        return await self._lifecycle.create(spec, files_of=snapshot)
+        return await self._begin(spec, snapshot)
+
+    async def _begin(self, spec: SandboxSpec, snapshot: SnapshotId) -> SandboxInfo:
+        """A sandbox with those files, but for what says which machine it is."""
+        info = await self._lifecycle.create(spec, files_of=snapshot)
+        try:
+            await self._renew(info.id)
+        except BaseException:
+            with suppress(DsecError, OSError):  # with the janitor
+                await self._lifecycle.destroy(info.id, reason="it could not be made another machine")
+            raise
+        return info
+
+    async def _renew(self, sandbox: SandboxId) -> None:
+        """An id of the machine that programs have written is another one in every copy."""
+        handle = await self._kit.table.running(sandbox)
+        files = (await self._kit.guests.get(handle)).files
+        with suppress(FileProblem):  # there is none, or it is no file
+            entry = await files.stat(MACHINE_ID, who=ROOT, follow=False)
+            if entry.type is FileType.FILE and entry.size > 0:
+                await files.write(
+                    MACHINE_ID, _one(f"{uuid4().hex}\n".encode()), who=ROOT, options=WriteOptions()
+                )
 
     async def fork(self, sandbox: SandboxId, count: int) -> Fork:
         if not 1 <= count <= MOST_CHILDREN:
@@ -170,7 +196,7 @@ class Snapshotting(SnapshotService):
 
         async def one() -> None:
             async with turns:
-                made.append((await self._lifecycle.create(spec, files_of=origin)).id)
+                made.append((await self._begin(spec, origin)).id)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -256,6 +282,10 @@ class Snapshotting(SnapshotService):
         with suppress(DsecError):  # whoever asked hears of what failed first
             draft = Draft(chain=sandbox, act=act, phase=Phase.RESULT, ref=ref, payload=drafts.failure(said))
             await self._kit.journal.append(draft)
+
+
+async def _one(content: bytes) -> AsyncIterator[bytes]:
+    yield content
 
 
 async def _nothing() -> None:
