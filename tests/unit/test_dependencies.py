@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +148,20 @@ def test_what_is_no_python_that_wheels_are_for(tmp_path: Path, program: bytes, w
     (tmp_path / "usr/bin/python3.11").write_bytes(program)
     with pytest.raises(Unsupported, match=words):
         read_target(tmp_path)
+
+
+def test_whatever_is_wrong_with_a_program_it_is_told(tmp_path: Path) -> None:
+    """Bytes of it are changed at random, always the same ones."""
+    program = debian(tmp_path) / "usr/bin/python3.11"
+    whole = program.read_bytes()
+    chance = random.Random(7)
+    for _ in range(500):
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 2, 8])):
+            data[chance.randrange(len(data))] = chance.choice([0, 255, chance.randrange(256)])
+        program.write_bytes(data[: chance.choice([len(data), chance.randrange(len(data))])])
+        with suppress(Unsupported):
+            read_target(tmp_path)
 
 
 def test_tags_say_what_the_libc_can_load() -> None:

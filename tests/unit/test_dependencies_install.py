@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
+import random
+import shutil
 import stat
 import zipfile
 from collections.abc import Callable
@@ -313,6 +315,32 @@ def test_an_archive_that_is_broken(tmp_path: Path, cache: WheelCache, damage: Ca
     wheel = make_wheel(tmp_path / "wheels", "bad")
     damage(wheel)
     refused(cache, tmp_path, wheel)
+
+
+def test_whatever_is_wrong_with_a_wheel_it_is_told_and_nothing_is_left(
+    tmp_path: Path, cache: WheelCache
+) -> None:
+    """Bytes of its structure and its content are changed at random, always the same ones."""
+    whole = full(tmp_path / "wheels")[0].read_bytes()
+    chance = random.Random(7)
+    outcomes = set()
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 2, 8])):
+            at = whole.rfind(b"PK", 0, chance.randrange(4, len(whole)))
+            at = (at if chance.random() < 0.7 else chance.randrange(len(whole))) + chance.randrange(60)
+            data[min(at, len(data) - 1)] = chance.randrange(256)
+        wheel = tmp_path / "wheels/Some_Thing-2.0-py3-none-any.whl"
+        wheel.write_bytes(data)
+        lock = put(cache, wheel)
+        try:
+            install(lock, tmp_path / "tree", cache=cache, index=NOWHERE)
+        except (Unsupported, TooLarge) as exc:
+            outcomes.add(type(exc))
+            assert not any((tmp_path / "tree").iterdir())
+        else:
+            shutil.rmtree(tmp_path / "tree")
+    assert Unsupported in outcomes
 
 
 def test_of_one_path_in_two_packages_the_last_is_there_and_it_is_told(

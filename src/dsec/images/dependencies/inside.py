@@ -41,5 +41,5 @@ def find(tree: Path, path: str) -> Path | None:
     """Where on this machine the file is that the image means by ``path``; None when it has none."""
     try:
         return tree / resolved(tree, path)[1:]
-    except OSError:
+    except (OSError, ValueError):  # ValueError: it has a NUL
         return None

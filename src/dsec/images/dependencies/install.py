@@ -8,7 +8,6 @@ import hashlib
 import os
 import shutil
 import stat
-import zipfile
 from collections.abc import Iterable, Iterator
 from configparser import Error as EntryPointError
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from dsec.images.dependencies.cache import WheelCache
 from dsec.images.dependencies.lock import Lock, Locked
 from dsec.images.dependencies.resolve import fetch
 from dsec.images.dependencies.target import PythonTarget
-from dsec.images.dependencies.wheel import broken, opened
+from dsec.images.dependencies.wheel import UNREADABLE, broken, opened
 
 RECIPE: Final = "1"
 """Goes up when this module would make a different tree from the same lock."""
@@ -40,16 +39,11 @@ _FILE: Final = 0o644
 _PROGRAM: Final = 0o755
 _METADATA: Final = {"INSTALLER": b"dsec\n"}
 _BROKEN: Final = (
+    *UNREADABLE,
     InstallerError,
     InvalidRecordEntry,
     EntryPointError,
-    zipfile.BadZipFile,
-    NotImplementedError,
-    RuntimeError,
     AssertionError,
-    EOFError,
-    ValueError,
-    KeyError,
     TypeError,
 )
 

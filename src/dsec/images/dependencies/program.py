@@ -7,7 +7,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from dsec.errors import Unsupported
 from dsec.images.dependencies.inside import find, resolved
@@ -44,13 +44,11 @@ def read_program(path: Path) -> Program:
             )
         (offset,) = struct.unpack_from("<Q", head, 32)
         size, count = struct.unpack_from("<HH", head, 54)
-        file.seek(offset % 2**62)
-        table = file.read(min(count, _HEADERS) * 56) if size == 56 else b""
+        table = _part(file, offset, min(count, _HEADERS) * 56) if size == 56 else b""
         for start in range(0, len(table) - 55, 56):
             kind, _, at, _, _, length = struct.unpack_from("<IIQQQQ", table, start)
             if kind == _PT_INTERP:
-                file.seek(at % 2**62)
-                loader = file.read(min(length, _LONGEST)).rstrip(b"\0").decode("utf-8", "replace")
+                loader = _part(file, at, min(length, _LONGEST)).split(b"\0")[0].decode("utf-8", "replace")
                 return Program(machine, loader, _libc(path, loader))
     raise _strange(path, "is linked statically: which wheels it can load cannot be told")
 
@@ -77,6 +75,14 @@ def search(path: Path, pattern: re.Pattern[bytes]) -> bytes | None:
         with mmap.mmap(file.fileno(), length, prot=mmap.PROT_READ) as data:
             match = pattern.search(data)
             return bytes(match[1]) if match else None
+
+
+def _part(file: BinaryIO, offset: int, length: int) -> bytes:
+    """Bytes of a file, none where it has none."""
+    if offset > file.seek(0, 2):
+        return b""
+    file.seek(offset)
+    return file.read(length)
 
 
 def _libraries(tree: Path, program: Program) -> tuple[str, ...]:

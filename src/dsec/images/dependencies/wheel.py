@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,16 @@ _SMALL: Final = 16 * 2**20  # unpacked bytes below which the ratio does not matt
 _LONGEST_NAME: Final = 255
 _END: Final = b"PK\5\6"
 _END64: Final = b"PK\6\7"
-_BROKEN: Final = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, KeyError)
+UNREADABLE: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    KeyError,
+)
+"""What reading an archive raises that is not one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +62,7 @@ def opened(file: BinaryIO, name: str, bounds: Bounds) -> Iterator[zipfile.ZipFil
     try:
         size = _check_end(file, name)
         archive = zipfile.ZipFile(file)
-    except _BROKEN as exc:
+    except UNREADABLE as exc:
         raise broken(name, f"is no readable archive: {exc}") from exc
     with archive:
         archive.filename = name
@@ -71,7 +81,7 @@ def describe(archive: zipfile.ZipFile) -> Described:
         raw, _ = parse_email(archive.read(top[0]))
         version = str(Version(raw["version"]))
         requires = tuple(Requirement(each) for each in raw.get("requires_dist", []))
-    except (*_BROKEN, InvalidVersion, InvalidRequirement) as exc:
+    except (*UNREADABLE, InvalidVersion, InvalidRequirement) as exc:
         raise broken(name, f"has METADATA that cannot be read: {shown(str(exc))}") from exc
     for each in requires:
         if each.url is not None:
@@ -148,5 +158,7 @@ def _problem(entry: zipfile.ZipInfo) -> str:
         return "is neither a file nor a directory"
     if entry.flag_bits & 1:
         return "is encrypted"
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return "is compressed in a way that wheels are not"
     special = len(parts) == 2 and parts[0].endswith(".dist-info")
     return "is larger than any metadata" if special and entry.file_size > _LARGEST_METADATA else ""
