@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from dsec import Dsec, Limits, Settings
+from dsec.client.sync import Sandbox, Sandboxes
 from dsec.control.template_store import TemplateStore
 from dsec.control.templates import Templates
 from dsec.errors import BadRequest, Conflict, NotFound, StoreDamaged, Unsupported
@@ -141,6 +142,23 @@ def test_what_is_given_goes_before_what_the_template_says(templates: Templates, 
         with child:
             assert child.exec("python3 -c 'import greeter'").ok
         dsec.snapshots.remove(snapshot.id)
+
+
+def test_two_runs_begin_alike_and_a_check_would_see_it(
+    templates: Templates, dsec: Dsec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(templates)
+    assert dsec.templates.check("agent") == ()
+    create, made = Sandboxes.create, []
+
+    def leaky(self: Sandboxes, template: str) -> Sandbox:
+        sandbox = create(self, template)
+        made.append(sandbox)
+        sandbox.exec(f"echo {len(made)} > /tmp/left; touch -d @{len(made)} /tmp /workspace", user="root")
+        return sandbox
+
+    monkeypatch.setattr(Sandboxes, "create", leaky)  # positive control
+    assert {each.what for each in dsec.templates.check("agent")} == {"/tmp", "/tmp/left", "/workspace"}
 
 
 def test_tags_history_and_rollback(templates: Templates, dsec: Dsec) -> None:

@@ -146,6 +146,12 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "template ls": (Shape("a list of objects", TAGGED),),
     "template history": (Shape("a list of objects", TAGGED),),
     "template show": (Shape("an object", BUILT),),
+    "template check": (
+        Shape(
+            "a list of objects",
+            {"what": "differs", "first": "as the first run saw it", "second": "as the second did"},
+        ),
+    ),
     "template tag": (Shape("an object", BUILT),),
     "template rollback": (Shape("an object", BUILT),),
     "inspect": (Shape("an object", {**SANDBOX, **METRICS}),),

@@ -236,6 +236,33 @@ def rollback(reference: Reference, as_json: opt.AsJson = False) -> None:
     conduct(work)
 
 
+@template.command("check")
+def check(reference: Reference, as_json: opt.AsJson = False) -> None:
+    """Run a template twice and compare everything that a run can see at its start; leave with 1 when anything differs.
+
+    Examples:
+
+        dsec template check agent
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            found = await engine.templates.check(reference)
+        if as_json:
+            put_json(list(found))
+        else:
+            put(
+                "".join(
+                    printable(f"{each.what}: {each.first or '-'} != {each.second or '-'}") + "\n"
+                    for each in found
+                )
+            )
+        return 1 if found else 0
+
+    conduct(work)
+
+
 @template.command("rm")
 def rm(
     references: Annotated[

@@ -31,6 +31,7 @@ from dsec.client.requests import (
     states_of,
     streamed,
 )
+from dsec.client.residue import TRACES, Difference, differences, seen
 from dsec.errors import BadRequest
 from dsec.model.built import Built, Tagged
 from dsec.model.checks import check_count, check_flag, check_text, check_user, local_path
@@ -217,6 +218,32 @@ class AsyncTemplates:
         """Let the tag of a ``reference`` mean what it meant before.  Raises: NotFound, BadRequest. Conflict: it never meant anything else."""
         check_text("reference", reference)
         return await self._link.call(self._link.services.templates.rollback(reference))
+
+    async def check(self, reference: str) -> tuple[Difference, ...]:
+        """Run a template twice and compare everything that each run can see at its start; nothing is returned when they begin alike.
+
+        Between the two looks the first run leaves what a run may leave: files in every place that it may write, and a process.
+
+        Args:
+            reference: of the template; "base" will do, too.
+
+        Raises:
+            NotFound, BadRequest: the template. As :meth:`AsyncSandboxes.create`.
+        """
+        first = await self._begun(reference)
+        return differences(first, await self._begun(reference))
+
+    async def _begun(self, reference: str) -> Mapping[str, str]:
+        """What a run sees, which leaves its traces when it has looked."""
+        services = self._link.services
+        sandbox = await AsyncSandboxes(self._link).create(reference)
+        try:
+            env = await sandbox.exec(["env", "-0"])
+            found = await self._link.call(seen(services, sandbox.id, env.stdout))
+            await sandbox.exec(TRACES, user="root" if Flag.USERS in sandbox.flags else "")
+        finally:
+            await sandbox.destroy()
+        return found
 
     async def remove(self, reference: str) -> None:
         """Take the tag of a ``reference`` away; what it meant goes with its last tag. Twice is no error.  Raises: BadRequest."""

@@ -21,8 +21,8 @@ from typing import Any, Final
 from dsec.errors import BadRequest, DsecError, NotFound, StorageFull, StoreDamaged
 from dsec.model.built import Built, Note, Tagged
 from dsec.model.checks import shown
-from dsec.templates.document import parse
 from dsec.templates.dump import canonical_json
+from dsec.templates.restore import restore
 
 LATEST: Final = "latest"
 _NOTES: Final = ("unenforced", "floating")
@@ -181,7 +181,7 @@ def _to_json(built: Built) -> dict[str, Any]:
 
 def _from_json(value: Mapping[str, Any]) -> Built:
     facts = dict(value)
-    facts["template"] = parse(json.dumps(facts["template"]), source="built template").template  # JSON is YAML
+    facts["template"] = restore(facts["template"])
     facts["layers"] = tuple(facts["layers"])
     for name in _NOTES:
         facts[name] = tuple(Note(**note) for note in facts[name])

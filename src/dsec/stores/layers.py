@@ -605,6 +605,7 @@ def _make_parts(slot: int) -> int:
     for part in ("upper", "work"):
         os.mkdir(part, dir_fd=slot)
         os.chmod(part, 0o755, dir_fd=slot)  # noqa: S103 - a root directory, whatever the umask
+    os.utime("upper", ns=(0, 0), dir_fd=slot)  # the root of a sandbox does not tell when its layer was made
     return os.stat("upper", dir_fd=slot).st_ctime_ns
 
 
