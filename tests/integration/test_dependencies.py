@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import anyio
 import packaging.tags
 import pytest
 
@@ -38,7 +39,9 @@ from dsec.images.dependencies.install import bytecode_command, install, settle
 from dsec.images.dependencies.lock import Lock
 from dsec.images.dependencies.resolve import fetch, resolve
 from dsec.images.dependencies.target import PythonTarget, read_target
+from dsec.images.store import ImageStore
 from dsec.images.tree import tree_digest
+from dsec.stores.mounts import mount_image
 from dsec.testing.wheels import make_wheel
 
 HOST = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -508,6 +511,50 @@ def test_byte_code_is_the_same_each_time(
         digests.add(tree_digest(tree))
         shutil.rmtree(tree)
     assert len(digests) == 1
+
+
+@pytest.mark.needs_root
+@pytest.mark.slow
+def test_the_base_image_finds_what_lies_over_it(
+    wheels: Path, index: Index, cache: WheelCache, tmp_path: Path
+) -> None:
+    """Its Python is read from its tree as it is mounted; then that Python imports the package, and a script of it runs."""
+    mount = mount_image(anyio.run(ImageStore(tmp_path / "images").get, "system").path)
+    try:
+        base = Path(f"/proc/{os.getpid()}/fd/{mount}")
+        target = read_target(base)
+        make_wheel(
+            wheels,
+            "hello",
+            files={"hello.py": b"def main(): print('hello', __file__)"},
+            entry_points="[console_scripts]\nhello = hello:main\n",
+        )
+        lock = resolve(["hello"], target, cache=cache, index=index)
+        install(lock, tmp_path / "layer", cache=cache, index=index)
+        merged = tmp_path / "merged"
+        merged.mkdir()
+        layers = f"lowerdir={tmp_path / 'layer'}:{base}"
+        subprocess.run(["mount", "-t", "overlay", "-o", layers, "overlay", str(merged)], check=True)
+        try:
+            command = [
+                "chroot",
+                str(merged),
+                "/bin/sh",
+                "-c",
+                "hello; python3 -c 'import hello; print(hello.__spec__.cached)'",
+            ]
+            said = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=True,
+                env={"PATH": "/usr/local/bin:/usr/bin:/usr/sbin"},
+            )
+        finally:
+            subprocess.run(["umount", str(merged)], check=True)
+    finally:
+        os.close(mount)
+    assert said.stdout.startswith(f"hello {target.packages}/hello.py\n{target.packages}/__pycache__/")
 
 
 def test_a_real_package_from_the_index_of_this_machine(cache: WheelCache, tmp_path: Path) -> None:
