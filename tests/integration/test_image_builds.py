@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -329,6 +330,7 @@ for word in "$@"; do
   case $word in
     */debian.tar) cp {place}/system.tar "$word" || exit 1;;
     broken) echo "E: The repository 'http://x broken Release' does not have a Release file." >&2; exit 25;;
+    slow) sleep 61.25 & sleep 61.25;;
     lonely) echo "E: Could not resolve 'mirror.example'" >&2; exit 25;;
   esac
 done
@@ -381,6 +383,26 @@ def test_debian_that_cannot_be_installed_says_why(tmp_path: Path, mmdebstrap: Pa
     with pytest.raises(RuntimeUnavailable, match=r"Could not resolve 'mirror\.example'"):
         get(tmp_path / "store", "debian:lonely")
     assert os.listdir(tmp_path / "store/building") == os.listdir(tmp_path / "store/names") == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["scope", "task"])
+async def test_a_build_that_nobody_waits_for_ends(tmp_path: Path, mmdebstrap: Path, how: str) -> None:
+    store = ImageStore(tmp_path / "store")
+    task = asyncio.create_task(store.get("debian:slow")) if how == "task" else None
+    async with anyio.create_task_group() as group:
+        if task is None:
+            group.start_soon(store.get, "debian:slow")
+        await anyio.to_thread.run_sync(until, lambda: len(sleepers()) == 2)
+        group.cancel_scope.cancel()
+    if task is not None:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await anyio.to_thread.run_sync(
+        until, lambda: not sleepers() and not os.listdir(tmp_path / "store/building")
+    )
+    assert os.listdir(tmp_path / "store/names") == []
 
 
 def test_a_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

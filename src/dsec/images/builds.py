@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.errors import Busy
+from dsec.images.tools import Check, unstoppable
 
 _WAIT_SECONDS: Final = 1800.0
 _SHORT_SECONDS: Final = 60.0
@@ -20,7 +21,7 @@ _LOOK_SECONDS: Final = 0.05
 
 
 @contextmanager
-def locked(path: Path, *, seconds: float = _WAIT_SECONDS) -> Iterator[None]:
+def locked(path: Path, *, seconds: float = _WAIT_SECONDS, check: Check = unstoppable) -> Iterator[None]:
     """Alone among all processes. Blocking.
 
     Raises: Busy: another one has it, and does not end.
@@ -35,6 +36,7 @@ def locked(path: Path, *, seconds: float = _WAIT_SECONDS) -> Iterator[None]:
                     hint="try again later",
                     seconds=seconds,
                 )
+            check()
             time.sleep(_LOOK_SECONDS)
         yield
     finally:

@@ -12,7 +12,7 @@ from typing import Final
 
 from dsec.errors import NotFound, RuntimeUnavailable
 from dsec.images.system import Progress
-from dsec.images.tools import enclosed, environment, require_tool, run, tail
+from dsec.images.tools import Check, enclosed, environment, require_tool, run, tail, unstoppable
 from dsec.images.unpack import LayerFile, Unpacked, unpack
 
 _INCLUDED: Final = ("ca-certificates", "python3")
@@ -41,13 +41,20 @@ class Source:
 
 
 def build(
-    suite: str, tree: Path, work: Path, progress: Progress, *, apt: Path = Path("/etc/apt")
+    suite: str,
+    tree: Path,
+    work: Path,
+    progress: Progress,
+    *,
+    apt: Path = Path("/etc/apt"),
+    check: Check = unstoppable,
 ) -> Unpacked:
     """Fill the empty directory ``tree``. The same packages make the same tree.
 
     Args:
         work: a directory for what is needed meanwhile.
         apt: whose sources are used. Never its log-ins: a source that asks for one cannot be used.
+        check: called several times a second; what it raises ends the work.
 
     Raises:
         Unsupported: no mmdebstrap.
@@ -71,11 +78,13 @@ def build(
     ]
     options += [f"--dpkgopt={each}" for each in _EXCLUDED]
     command = enclosed([tool, *options, suite, str(archive), *lines])
-    status = run(command, seconds=_SECONDS, env=environment() | {"TMPDIR": str(work)}, log=log)
+    status = run(command, seconds=_SECONDS, env=environment() | {"TMPDIR": str(work)}, log=log, watch=check)
     if status != 0:
         raise _failed(suite, tail(log))
     progress("unpacking it")
-    return unpack(tree, [LayerFile(path=archive)], made_after=started, apt_sources=public_sources(suite))
+    return unpack(
+        tree, [LayerFile(path=archive)], made_after=started, apt_sources=public_sources(suite), check=check
+    )
 
 
 def sources(

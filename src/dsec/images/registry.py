@@ -11,7 +11,7 @@ from typing import Final
 
 from dsec.errors import BadRequest, DsecError, NotFound, RuntimeUnavailable, TooLarge
 from dsec.images.names import host_of, untagged
-from dsec.images.tools import environment, require_tool, run, tail
+from dsec.images.tools import Check, environment, require_tool, run, tail, unstoppable
 from dsec.images.unpack import MAX_BYTES
 
 _SECONDS: Final = 900.0
@@ -22,7 +22,13 @@ _MANIFEST_BYTES: Final = 4 * 2**20
 
 
 def fetch(
-    rest: str, pin: str, work: Path, *, max_bytes: int = MAX_BYTES, seconds: float = _SECONDS
+    rest: str,
+    pin: str,
+    work: Path,
+    *,
+    max_bytes: int = MAX_BYTES,
+    seconds: float = _SECONDS,
+    check: Check = unstoppable,
 ) -> tuple[Path, str]:
     """Copy an image into a layout in the empty directory ``work``: its path, and the digest that the registry gave the image.
 
@@ -30,6 +36,7 @@ def fetch(
         rest: ``host[:port]/repository[:tag]``.
         pin: digest of the manifest or index that is wanted, or "": the tag decides.
         max_bytes: of what is downloaded, checked while it arrives.
+        check: called several times a second; what it raises ends the work.
 
     Raises:
         Unsupported: no skopeo.
@@ -37,7 +44,12 @@ def fetch(
         RuntimeUnavailable: the registry cannot be reached.
         TooLarge, Busy.
     """
-    digest = pin or _digest(rest, work)
+
+    def watch() -> None:
+        check()
+        _bound(layout, max_bytes)
+
+    digest = pin or _digest(rest, work, check)
     source, layout, log = f"{untagged(rest)}@{digest}", work / "layout", work / "log"
     command = _skopeo("copy", rest, "--src-tls-verify")
     status = run(
@@ -45,7 +57,7 @@ def fetch(
         seconds=seconds,
         env=environment(login=True) | {"TMPDIR": str(work)},
         log=log,
-        watch=lambda: _bound(layout, max_bytes),
+        watch=watch,
     )
     _bound(layout, max_bytes)
     if status != 0:
@@ -53,7 +65,7 @@ def fetch(
     return layout, digest
 
 
-def _digest(rest: str, work: Path) -> str:
+def _digest(rest: str, work: Path, check: Check) -> str:
     """What the tag names now: asked first, so that what is copied is what was looked at."""
     out, log = work / "manifest", work / "log"
     command = _skopeo("inspect", rest, "--tls-verify")
@@ -63,6 +75,7 @@ def _digest(rest: str, work: Path) -> str:
         env=environment(login=True),
         log=log,
         out=out,
+        watch=check,
     )
     if status != 0:
         raise _failed(rest, log)

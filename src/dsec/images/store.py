@@ -7,13 +7,14 @@ by the next one), ``locks/<key>`` held while that name is built, ``lock`` for mo
 from __future__ import annotations
 
 import errno
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from anyio import to_thread
+from anyio import from_thread, to_thread
 
 from dsec.errors import Conflict, NotFound, StorageFull, Unsupported
 from dsec.images import debian, oci, registry
@@ -23,6 +24,7 @@ from dsec.images.names import HINT, HOST, SYSTEM, BaseName, parse
 from dsec.images.packages import fingerprint, system_packages
 from dsec.images.shelf import DIGEST, Meaning, Shelf
 from dsec.images.system import RECIPE, Progress, build_tree, make_erofs, require_builder
+from dsec.images.tools import Check, Stopped
 from dsec.images.tree import tree_digest
 from dsec.images.unpack import Unpacked, unpack
 from dsec.ports.storage import Image, ImageConfig, Images
@@ -63,15 +65,17 @@ class ImageStore(Images):
         """See :class:`~dsec.ports.storage.Images`.
 
         ``system`` follows this machine's packages and ``oci:`` its path; ``debian:`` and ``docker://`` stay what they were
-        when they were built, until :meth:`refresh`. A digest alone means the image of that tree, if it is stored.
+        when they were built, until :meth:`refresh`. When the caller is cancelled, a build ends within moments. A digest alone means the image of that tree, if it is stored.
         """
         if name.startswith("sha256:"):
             return await to_thread.run_sync(self._stored, name)
-        return await to_thread.run_sync(self._get, parse(name), False)
+        asked = parse(name)
+        return await _attended(lambda check: self._get(asked, False, check))
 
     async def refresh(self, name: str) -> Image:
         """The same, built or fetched anew also when it is stored; images that were replaced stay until they are collected."""
-        return await to_thread.run_sync(self._get, parse(name), True)
+        asked = parse(name)
+        return await _attended(lambda check: self._get(asked, True, check))
 
     async def list(self) -> tuple[Image, ...]:
         """See :class:`~dsec.ports.storage.Images`."""
@@ -92,7 +96,7 @@ class ImageStore(Images):
         """The end of :meth:`hold`; absent is not an error.  Raises: BadRequest."""
         await to_thread.run_sync(self._shelf.release, digest, owner)
 
-    def _get(self, asked: BaseName, anew: bool) -> Image:
+    def _get(self, asked: BaseName, anew: bool, check: Check) -> Image:
         self._shelf.prepare()
         used = self._resolve(asked)
         if used.kind == HOST:
@@ -103,7 +107,7 @@ class ImageStore(Images):
             )
         image = self._pinned(used) if used.pin and not anew else None
         if image is None:
-            image = self._obtain(used, anew)
+            image = self._obtain(used, anew, check)
         if used.pin not in ("", image.digest, *image.sources):
             raise Conflict(
                 f"image {used.name!r} is {image.digest} here, not {used.pin}",
@@ -128,12 +132,12 @@ class ImageStore(Images):
         """What is pinned, when the pin is the digest of a tree that is stored."""
         return self._shelf.by_digest(used.name, used.pin)
 
-    def _obtain(self, used: BaseName, anew: bool) -> Image:
+    def _obtain(self, used: BaseName, anew: bool, check: Check) -> Image:
         image = None if anew else self._current(used)
         if image is not None:
             return image
-        with locked(self._root / "locks" / used.key):
-            return (None if anew else self._current(used)) or self._build(used)
+        with locked(self._root / "locks" / used.key, check=check):
+            return (None if anew else self._current(used)) or self._build(used, check)
 
     def _list(self) -> tuple[Image, ...]:
         self._shelf.prepare()
@@ -159,7 +163,7 @@ class ImageStore(Images):
             return None
         return self._shelf.load(used.key, used.name, meaning)
 
-    def _build(self, used: BaseName) -> Image:
+    def _build(self, used: BaseName, check: Check) -> Image:
         """Build and publish; call with the name's lock held."""
         tool = require_builder()
         try:
@@ -167,9 +171,11 @@ class ImageStore(Images):
                 tree, file, parts = work / "tree", work / "image", work / "parts"
                 tree.mkdir()
                 parts.mkdir()
-                made = self._make(used, tree, parts)
+                made = self._make(used, tree, parts, check)
+                check()
                 self._progress("computing the digest")
                 digest = tree_digest(tree)
+                check()
                 self._progress("writing the image")
                 make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])))
                 meaning = {"digest": digest, "sources": list(made.sources), **made.extra, **_told(made)}
@@ -186,21 +192,22 @@ class ImageStore(Images):
         self._progress("done")
         return image
 
-    def _make(self, used: BaseName, tree: Path, parts: Path) -> _Made:
+    def _make(self, used: BaseName, tree: Path, parts: Path, check: Check) -> _Made:
         """Fill the tree."""
         match used.kind:
             case "system":
                 return self._make_system(tree)
             case "debian":
-                return _Made(unpacked=debian.build(used.rest, tree, parts, self._progress))
+                return _Made(unpacked=debian.build(used.rest, tree, parts, self._progress, check=check))
             case "docker":
                 self._progress(f"fetching {used.name}")
-                layout, digest = registry.fetch(used.rest, used.pin, parts)
-                return self._make_oci(layout, "image", tree, parts, (digest,))
+                layout, digest = registry.fetch(used.rest, used.pin, parts, check=check)
+                made = self._make_oci(layout, "image", tree, parts, check)
+                return replace(made, sources=tuple(dict.fromkeys((*made.sources, digest))))
             case "oci":
                 path, tag = _layout(used.rest)
                 stamp = _layout_stamp(path)  # before it is read
-                made = self._make_oci(path, tag, tree, parts, ())
+                made = self._make_oci(path, tag, tree, parts, check)
                 return replace(made, extra={"stamp": stamp})
             case _:
                 raise NotFound(f"no image is named {used.name!r}", hint=HINT, name=used.name)
@@ -211,15 +218,29 @@ class ImageStore(Images):
         build_tree(tree, packages, self._progress)
         return _Made(extra=extra)
 
-    def _make_oci(self, path: Path, tag: str, tree: Path, parts: Path, sources: Sequence[str]) -> _Made:
+    def _make_oci(self, path: Path, tag: str, tree: Path, parts: Path, check: Check) -> _Made:
         self._progress("checking the layers")
         blobs = parts / "blobs"
         blobs.mkdir()
         found = oci.read_image(path, blobs, tag=tag)
         self._progress(f"unpacking {len(found.layers)} layers")
-        unpacked = unpack(tree, found.layers)
-        others = [each for each in sources if each != found.source]
-        return _Made(sources=(found.source, *others), config=found.config, unpacked=unpacked)
+        unpacked = unpack(tree, found.layers, check=check)
+        return _Made(sources=(found.source,), config=found.config, unpacked=unpacked)
+
+
+async def _attended(work: Callable[[Check], Image]) -> Image:
+    """In a thread. When the caller is cancelled, the work ends within moments and leaves nothing."""
+    unwanted = threading.Event()
+
+    def check() -> None:
+        from_thread.check_cancelled()
+        if unwanted.is_set():
+            raise Stopped
+
+    try:
+        return await to_thread.run_sync(work, check)
+    finally:
+        unwanted.set()  # a task that asyncio itself cancels leaves its thread behind
 
 
 def _told(made: _Made) -> dict[str, Any]:

@@ -18,6 +18,17 @@ _PASSED: Final = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_
 _LOGIN: Final = ("HOME", "XDG_RUNTIME_DIR", "REGISTRY_AUTH_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _LOOK_SECONDS: Final = 0.2
 
+Check = Callable[[], None]
+"""Called again and again by what takes long; raises when nobody wants the result any more."""
+
+
+class Stopped(Exception):
+    """Nobody wants the result any more. Never seen by a caller: there is none."""
+
+
+def unstoppable() -> None:
+    """The check of those who always wait."""
+
 
 def require_tool(name: str, package: str, purpose: str) -> str:
     """Its path.  Raises: Unsupported: with the Debian package to install."""
@@ -61,7 +72,7 @@ def run(
     env: Mapping[str, str],
     log: Path,
     out: Path | None = None,
-    watch: Callable[[], None] = lambda: None,
+    watch: Check = unstoppable,
 ) -> int:
     """Its exit code; all it said is in the file ``log``, with ``out`` its standard output there. Blocking.
 
@@ -88,7 +99,7 @@ def run(
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float, watch: Callable[[], None], name: str) -> int:
+def _wait(process: subprocess.Popen[bytes], seconds: float, watch: Check, name: str) -> int:
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from dsec import errors
 from dsec.errors import BadRequest, Busy, DsecError, RuntimeUnavailable, StorageFull, TooLarge
-from dsec.images.tools import environment, mortal, require_tool
+from dsec.images.tools import Check, environment, mortal, require_tool, unstoppable
 
 MAX_BYTES: Final = 16 * 2**30
 """Of all files of an image."""
@@ -21,6 +22,7 @@ MAX_ENTRIES: Final = 1_000_000
 _RATIO: Final = 200
 _SMALL: Final = 256 * 2**20  # bytes that a layer may be, however small its archive
 _SECONDS: Final = 1800.0
+_LOOK_SECONDS: Final = 0.2
 _NEVER: Final = 2**62  # ns
 _REFUSALS: Final[Mapping[str, type[DsecError]]] = {
     error.code: error for error in (BadRequest, TooLarge, StorageFull)
@@ -60,12 +62,14 @@ def unpack(
     max_entries: int = MAX_ENTRIES,
     made_after: int = _NEVER,
     apt_sources: str | None = None,
+    check: Check = unstoppable,
 ) -> Unpacked:
     """Apply layers, lowest first, to the empty directory ``tree`` and make it what the engine expects. Blocking; needs root.
 
     Args:
         made_after: ns; what is dated later gets the time of the newest entry before.
         apt_sources: for a Debian system that was built here: its /etc/apt/sources.list.
+        check: called several times a second; what it raises ends the work.
 
     Raises:
         BadRequest: a layer is malformed or hostile; what and where is in the message.
@@ -82,7 +86,7 @@ def unpack(
             "made_after": made_after,
             "apt_sources": apt_sources,
         }
-        report = _child(job, [int(str(each["fd"])) for each in jobs])
+        report = _child(job, [int(str(each["fd"])) for each in jobs], check)
     refused = report.get("error")
     if refused is not None:
         kind = _REFUSALS.get(str(report.get("code")), BadRequest)
@@ -120,7 +124,7 @@ def _opened(layer: LayerFile, max_bytes: int) -> Iterator[dict[str, object]]:
                 process.kill()
 
 
-def _child(job: Mapping[str, object], fds: Sequence[int]) -> dict[str, Any]:
+def _child(job: Mapping[str, object], fds: Sequence[int], check: Check) -> dict[str, Any]:
     """What it reports.  Raises: Busy, RuntimeUnavailable."""
     package = str(Path(errors.__file__).parents[1])
     with subprocess.Popen(
@@ -132,11 +136,7 @@ def _child(job: Mapping[str, object], fds: Sequence[int]) -> dict[str, Any]:
         env=environment(),
     ) as process:
         try:
-            out, said = process.communicate(json.dumps(job).encode(), timeout=_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise Busy(
-                f"an image was not unpacked after {_SECONDS:.0f} s", hint="try again", seconds=_SECONDS
-            ) from None
+            out, said = _attended(process, json.dumps(job).encode(), check)
         finally:
             process.kill()
     try:
@@ -149,3 +149,19 @@ def _child(job: Mapping[str, object], fds: Sequence[int]) -> dict[str, Any]:
             status=process.returncode,
         ) from None
     return dict(report)
+
+
+def _attended(process: subprocess.Popen[bytes], told: bytes, check: Check) -> tuple[bytes, bytes]:
+    """What it wrote to standard output and error.  Raises: Busy."""
+    deadline = time.monotonic() + _SECONDS
+    rest: bytes | None = told
+    while True:
+        try:
+            return process.communicate(rest, timeout=_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            rest = None  # it keeps what it was given
+            check()
+        if time.monotonic() > deadline:
+            raise Busy(
+                f"an image was not unpacked after {_SECONDS:.0f} s", hint="try again", seconds=_SECONDS
+            )
