@@ -321,9 +321,32 @@ def destroy(engine: Dsec, *sandboxes: Sandbox) -> str:
     return "no process, mount or directory of them is left"
 
 
+TEMPLATE = b"""
+version: 1.0
+name: demo
+runtime: {base: system, env: {GREETING: hello}, workdir: /tmp}
+resources: {profile: chat}
+strategy: {timezone: Asia/Shanghai, max_steps: 20}
+"""
+
+
+def template(engine: Dsec) -> str:
+    built = engine.templates.build(TEMPLATE)
+    expect(engine.templates.build(TEMPLATE).digest == built.digest, "the same template has another digest")
+    seen = set()
+    for _ in range(3):
+        with engine.sandboxes.create(built.reference) as run:
+            seen.add(run.exec("pwd; echo $GREETING; date +%Z; ls; touch residue").text)
+    expect(seen == {"/tmp\nhello\nCST\n"}, f"its runs began with {seen}")
+    fields = ", ".join(note.field for note in built.unenforced)
+    return f"3 runs began alike, each after one that left a file; declared, not enforced: {fields}"
+
+
 def show(engine: Dsec, report: Report, level: Level, here: Path) -> None:
     here.mkdir()
     box, target = engine.sandboxes.create(level=level), engine.sandboxes.create(level=level, limits=TIGHT)
+    if Flag.LAYERS in box.flags:
+        report.step("template", lambda: template(engine))
     with box, target:
         work, attacks = Work(box, here), Attacks(target, box, here)
         report.step("hello", work.hello)
