@@ -183,7 +183,6 @@ class Work:
         expect(self.sandbox.exec("ls -R | sha256sum").stdout == before, "the sandbox itself was changed")
         return "rm -rf * emptied a throw-away copy; here nothing is missing"
 
-
     def snapshot(self) -> str:
         needs(self.sandbox, Flag.SNAPSHOTS)
         before, kept = self.sandbox.exec("ls -R | sha256sum").stdout, self.sandbox.snapshot()

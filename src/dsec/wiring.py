@@ -36,6 +36,7 @@ from dsec.errors import (
     Unsupported,
 )
 from dsec.images import gc as images_gc
+from dsec.images.dependencies.cache import WheelCache
 from dsec.images.layer_store import LayerStore
 from dsec.images.probe import image_layer
 from dsec.images.store import ImageStore
@@ -75,6 +76,7 @@ _PREFIX: Final = "dsec-"
 _OWNER: Final = ".owner"
 _TRIES: Final = 5
 _MOST_BYTES: Final = 2**60
+_WHEELS_KEPT: Final = 4 * 2**30  # bytes of the wheels that were used last
 _TRIAL_SECONDS: Final = 60.0
 _JOURNAL: Final = "journal"
 _KEYS: Final = "keys"
@@ -450,11 +452,14 @@ def _look(image: Image) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def _templates_of(store: Path) -> Path:
+    return store / "templates"
+
+
 def _templates(settings: Settings) -> Templates:
     root = settings.images or default_home() / "store"
-    images = ImageStore(root)
-    keep = LayerStore(root).keep
-    return Templates(images, images, keep, _look, TemplateStore(root / "templates"), root / "templates")
+    images, built = ImageStore(root), _templates_of(root)
+    return Templates(images, images, LayerStore(root).keep, _look, TemplateStore(built), built)
 
 
 async def _open_journal(state: _State, settings: Settings) -> SqliteStore:
@@ -631,7 +636,9 @@ async def collect(home: Path) -> Collected:
         Conflict: another process owns ``home``.
     """
     removed = await asyncio.to_thread(_sweep, Path(tempfile.gettempdir()))
-    removed += await asyncio.to_thread(images_gc.collect, default_home() / "store")
+    store = default_home() / "store"
+    removed += await asyncio.to_thread(images_gc.collect, store)
+    await asyncio.to_thread(WheelCache(_templates_of(store) / "wheels").prune, _WHEELS_KEPT)
     problems: tuple[Problem, ...] = ()
     if await asyncio.to_thread(home.exists):
         async with AsyncDsec(home) as engine:

@@ -20,7 +20,7 @@ from dsec.control.template_store import TemplateStore
 from dsec.errors import BadRequest, Conflict, NotFound, Unsupported
 from dsec.images.dependencies.bounds import Index
 from dsec.images.dependencies.cache import WheelCache
-from dsec.images.dependencies.install import install
+from dsec.images.dependencies.install import RECIPE, install
 from dsec.images.dependencies.lock import Lock, parse_lock
 from dsec.images.dependencies.resolve import resolve
 from dsec.images.dependencies.target import read_target
@@ -110,7 +110,7 @@ class Templates(TemplateService):
         if not wanted or with_tree is None:
             return (), ""
         lock = with_tree
-        key = f"dependencies-{lock.digest.removeprefix('sha256:')}"
+        key = f"dependencies-{RECIPE}-{lock.digest.removeprefix('sha256:')}"
         image = await self._keep(key, lambda tree: self._install(lock, tree))
         return (image.digest,), lock.digest
 
