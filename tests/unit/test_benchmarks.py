@@ -26,6 +26,7 @@ ISSUED = (
     "lifecycle_process",
     "pause_resume",
     "held",
+    "snapshots",
     "transfer",
 )
 

@@ -13,7 +13,7 @@ from dsec.cli import copying, machine, options, output, session
 from dsec.cli.main import main
 from dsec.cli.records import record_line
 from dsec.cli.sandboxes import readable
-from dsec.errors import BadRequest, Busy, Conflict, Denied, NotFound, Unsupported
+from dsec.errors import BadRequest, Busy, Conflict, Denied, Unsupported
 from dsec.model.health import Verdict
 from dsec.model.ids import new_exec_id, new_sandbox_id
 from dsec.model.journal import Phase, Record
@@ -32,7 +32,7 @@ def test_pairs() -> None:
 
 
 def test_limits_that_are_not_given_are_the_defaults() -> None:
-    assert options.limits(None, None, None, None) == Limits()
+    assert options.limits(None, None, None, None) is None
     assert options.limits(64, 0.5, 32, 100) == Limits(memory_mib=64, cpu_millis=500, pids=32, disk_mib=100)
 
 
@@ -46,15 +46,6 @@ def test_networks_there_are_not() -> None:
     options.check_net("none")
     with pytest.raises(Unsupported, match="no network 'host'"):
         options.check_net("host")
-
-
-def test_templates_there_are_not() -> None:
-    options.check_template("base")
-    for wrong in ("system", "", "Base"):
-        with pytest.raises(NotFound, match="there is no template") as caught:
-            options.check_template(wrong)
-        assert "templates there are: base" in caught.value.hint
-        assert caught.value.facts == {"template": wrong}
 
 
 def test_moments_are_iso_8601() -> None:
@@ -224,7 +215,6 @@ def test_debug_shows_where_it_came_from(capfd: pytest.CaptureFixture[str]) -> No
             "--volume: '/x' and '/x/y' lie in one another",
         ),
         (["run", "-v", "x", "--", "true"], 2, "--volume"),
-        (["run", "-t", "system", "--", "true"], 4, "templates there are: base"),
         (["exec", "sb-x", "--timeout", "5", "true"], 2, "before the ID"),
         (["exec", "-d", "--tty", "sb-x", "true"], 2, "--tty: not with"),
         (["exec", "-d", "-i", "sb-x", "true"], 2, "--interactive: not with"),

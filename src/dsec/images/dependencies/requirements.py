@@ -49,7 +49,7 @@ def floating(requirements: Iterable[str], *, strict: bool = False) -> tuple[str,
     if strict and found:
         raise BadRequest(
             f"requirements: not pinned exactly: {', '.join(found)[:1000]}",
-            hint="write name==version for each, or use the lock",
+            hint="pin each with `==` and a version, or use the lock",
             field="requirements",
             floating=list(found),
         )
