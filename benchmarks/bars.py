@@ -45,6 +45,7 @@ _HELD: Final = "1,000 held at once"
 _FILES: Final = "1 GiB to and from a file, slowest of four ways"
 _OUTPUT: Final = "100 MB of stdout, slower of two ways"
 _GIB: Final = {"file_size_mib": 1024.0}
+_WHOLE: Final = {"percent": 100.0}
 _SECONDS: Final = 60
 _THOUSAND: Final = 1000
 _FEW: Final = 3  # transfers of this size take seconds each
@@ -145,6 +146,7 @@ BARS: Final = (
         bound=25.0,
         unit="ms",
         least=10,
+        requires=_WHOLE,
     ),
     Bar(
         what="100 forks of a sandbox with 100 MB of changed files, together: p50",
@@ -154,6 +156,7 @@ BARS: Final = (
         bound=2.0,
         unit="s",
         least=10,
+        requires=_WHOLE,
     ),
     Bar(
         what=f"{_HELD}: creation, last against first",

@@ -19,18 +19,24 @@ from dsec.client.sync import Sandbox
 
 GIB = 2**30
 CHILDREN = 100
-LOADS = {
-    "10 MB": "head -c 10000000 /dev/urandom > big",
-    "1 GB": "head -c 1000000000 /dev/zero > big",
-    "50,000 files": (
-        'rm -rf many; mkdir many; cd many; python3 -c "\n'
-        "import os\n"
-        "for d in range(500):\n"
-        "    os.mkdir(str(d))\n"
-        "    for f in range(100):\n"
-        "        open(f'{d}/{f}', 'w').write('x' * 100)\n\""
-    ),
-}
+MANY = """
+import os
+for d in range(FILES // 100):
+    os.mkdir(str(d))
+    for f in range(100):
+        with open(f"{d}/{f}", "w") as file:
+            file.write("x" * 100)
+"""
+
+
+def _loads(percent: int) -> dict[str, list[str]]:
+    """What is changed before each snapshot: its name, and the command that does it."""
+    many = MANY.replace("FILES", str(500 * percent))
+    return {
+        "10 MB": ["sh", "-c", f"head -c {100_000 * percent} /dev/urandom > big"],
+        "1 GB": ["sh", "-c", f"head -c {10_000_000 * percent} /dev/zero > big"],
+        "50,000 files": ["sh", "-c", 'rm -rf many; mkdir many; cd many; exec python3 -c "$0"', many],
+    }
 
 
 @dataclass(slots=True)
@@ -51,7 +57,7 @@ def _sandbox() -> Iterator[tuple[Dsec, Sandbox]]:
         yield dsec, sandbox
 
 
-def _taken(dsec: Dsec, sandbox: Sandbox, load: str, times: Times) -> None:
+def _taken(dsec: Dsec, sandbox: Sandbox, load: list[str], times: Times) -> None:
     done = sandbox.exec(load, timeout=120)
     if not done.ok:
         raise RuntimeError(done.stderr.decode(errors="replace"))
@@ -76,7 +82,7 @@ def measure(options: argparse.Namespace) -> Findings:
     lines: list[Series] = []
     figures: dict[str, float] = {}
     with _sandbox() as (dsec, sandbox):
-        for name, load in LOADS.items():
+        for name, load in _loads(options.percent).items():
             times = Times()
             for _ in range(options.n):
                 _taken(dsec, sandbox, load, times)
@@ -85,13 +91,19 @@ def measure(options: argparse.Namespace) -> Findings:
             figures[f"paused_ms_{name.replace(' ', '_').replace(',', '')}"] = lines[-2].p50
         figures["paused_ms"] = max(figures.values())
         figures["paused_most_ms"] = max(line.most for line in lines[::2])
-        sandbox.exec("rm -rf many big; head -c 100000000 /dev/urandom > shared; sync shared", timeout=60)
+        shared = 1_000_000 * options.percent
+        sandbox.exec(f"rm -rf many big; head -c {shared} /dev/urandom > shared; sync shared", timeout=60)
         forks: list[int] = []
         for _ in range(options.n):
             _forked(sandbox, forks)
         lines.append(milliseconds(f"{CHILDREN} forks with 100 MB each, together", forks))
+        figures["percent"] = float(options.percent)
         figures["forks_s"] = lines[-1].p50 * NS_PER_MS / 1e9
     return Findings(samples=options.n, series=tuple(lines), figures=figures)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--percent", type=int, default=100, help="of the sizes that bars ask for")
 
 
 SCRIPT = Script(
@@ -99,6 +111,7 @@ SCRIPT = Script(
     claim="a snapshot of much changed stands the sandbox still for milliseconds; a hundred forks share what they begin with",
     n=10,
     measure=measure,
+    options=_options,
 )
 
 if __name__ == "__main__":

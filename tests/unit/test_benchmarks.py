@@ -234,6 +234,7 @@ SMOKE = {
     "exec": ["--n", "2"],
     "pause_resume": ["--n", "2"],
     "pool": ["--n", "2"],
+    "snapshots": ["--n", "1", "--percent", "1"],
     "held": ["--n", "4", "--settle", "0.1"],
     "sustained": ["--seconds", "1", "--block", "0.5"],
     "transfer": ["--n", "1", "--mib", "8", "--stdout-mb", "4"],
