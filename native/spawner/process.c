@@ -105,12 +105,15 @@ static int group_empty(const struct spawner *s, uint32_t slot) {
 /* Ends every process of a user id that only this sandbox has, at one stroke: the kernel walks them under its lock. Not by `cgroup.kill`:
  * after that, Linux 6.18 (for one) kills whatever is cloned into the group from outside, and groups are recycled here.
  *
+ * Only its effective id is the sandbox's: whom a process may signal goes by that, who may signal it by its real and its saved one. Those are
+ * of a neighbour that nobody is, or a sandbox that sends SIGSTOP to all it may would stop the child, and us, who wait for it, for ever.
+ *
  * The child shares our memory, so that nothing need be copied for three calls: the system's own, as those of the C library would tell
  * its threads, ours, of the change. */
 static bool kill_user(uint32_t uid) {
     pid_t pid = vfork();
     if (pid == 0) {
-        bool is = !syscall(SYS_setresgid, uid, uid, uid) && !syscall(SYS_setresuid, uid, uid, uid);
+        bool is = !syscall(SYS_setresgid, uid, uid, uid) && !syscall(SYS_setresuid, uid + 1, uid, uid + 1);
         if (is) syscall(SYS_kill, -1, SIGKILL);
         _exit(!is);
     }

@@ -176,6 +176,7 @@ static bool any_ordered(const struct spawner *s) {
 static bool strayed(struct spawner *s, pid_t pid) {
     bool found = false;
     for (unsigned i = 0; i < s->n_strays && i < STRAYS; i++) found |= s->strays[i] == pid;
+    found |= s->n_strays > STRAYS; /* more than are remembered: it may have been among them */
     if (!any_ordered(s)) s->n_strays = 0;
     return found;
 }
@@ -238,6 +239,7 @@ static void drop_late(struct spawner *s) {
     uint64_t now = boottime_ns();
     for (unsigned i = 0; i < ZYGOTES; i++)
         if (s->zygotes[i].ordered && s->zygotes[i].ordered + PATIENCE_NS <= now) barren(s, &s->zygotes[i], ETIMEDOUT);
+    if (!any_ordered(s)) s->n_strays = 0;
 }
 
 void seeds_refill(struct spawner *s) {

@@ -18,7 +18,7 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from dsec.errors import BadRequest, Conflict, NotFound, StorageFull, StoreDamaged
-from dsec.model.ids import new_sandbox_id
+from dsec.model.ids import new_sandbox_id, new_snapshot_id
 from dsec.stores.layers import BtrfsLayers
 from dsec.stores.pool import open_pool
 
@@ -329,6 +329,22 @@ async def test_new_layers_are_refused_before_those_in_use_meet_the_end_of_the_po
                     await layers.create(new_sandbox_id(), 32)
                     break
                 await anyio.sleep(0.05)
+    finally:
+        await layers.close()
+
+
+async def test_going_back_needs_no_room_that_is_free(tmp_path: Path) -> None:
+    """Or a sandbox that filled the pool could not be undone, and would be lost in the attempt."""
+    layers = await BtrfsLayers.open(tmp_path, size_bytes=256 * MIB, shelf=0, durable=False)
+    try:
+        running, snapshot = new_sandbox_id(), new_snapshot_id()
+        path = await layers.create(running, 1024)
+        await layers.snapshots.take(running, snapshot)
+        with (inside(layers, path) / "big").open("wb", buffering=0) as file:
+            for _ in range(190):
+                file.write(bytes(MIB))
+        await layers.discard(running)
+        assert is_empty(inside(layers, await layers.clone(snapshot, running, 1024)))
     finally:
         await layers.close()
 

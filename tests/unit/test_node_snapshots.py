@@ -217,3 +217,26 @@ async def test_the_next_engine_compares_what_is_kept_with_what_is_recorded() -> 
         assert set(harness.kept.taken) == {kept.id}
         told = await harness.store.latest("engine", "snapshot.remove")
         assert [(record.ref, record.payload["outcome"]) for record in told] == [(lost.id, "lost")]
+
+
+async def test_a_kill_for_want_of_memory_is_told_also_after_a_rollback() -> None:
+    async with Harness(runtime=FakeRuntime(flags=FLAGS | {Flag.MEMORY_LIMIT})).open() as dsec:
+        sb = await dsec.sandboxes.create()
+        info = await sb.snapshot()
+        assert (await sb.exec(["oom"])).oom
+        await sb.rollback(info)  # its control group counts from 0 again
+        assert (await sb.exec(["oom"])).oom
+
+
+async def test_what_is_gone_back_to_is_not_removed_meanwhile(harness: Harness, dsec: AsyncDsec) -> None:
+    sb = await dsec.sandboxes.create()
+    info = await sb.snapshot()
+    harness.runtime.stuck = asyncio.Event()
+    rolling = asyncio.get_running_loop().create_task(sb.rollback(info))
+    await until(lambda: harness.runtime.created == 2)
+    with pytest.raises(Conflict, match="rolled back"):
+        await dsec.snapshots.remove(info.id)
+    harness.runtime.stuck.set()
+    await rolling
+    await dsec.snapshots.remove(info.id)
+    assert await dsec.snapshots.list() == ()

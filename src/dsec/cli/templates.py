@@ -269,7 +269,7 @@ def rm(
         list[str], typer.Argument(metavar="NAME[:TAG]...", help="Tags.", show_default=False)
     ],
 ) -> None:
-    """Take tags away; what they meant goes with its last tag. Sandboxes of it live on.
+    """Take tags away. With the last tag of a name goes everything that was built under it. Sandboxes live on.
 
     Examples:
 

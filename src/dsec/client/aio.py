@@ -234,7 +234,7 @@ class AsyncTemplates:
         return differences(first, await self._begun(reference))
 
     async def _begun(self, reference: str) -> Mapping[str, str]:
-        """What a run sees, which leaves its traces when it has looked."""
+        """What a run sees, which leaves its traces when it has looked: not in volumes, which are no part of it."""
         services = self._link.services
         sandbox = await AsyncSandboxes(self._link).create(reference)
         try:
@@ -246,7 +246,7 @@ class AsyncTemplates:
         return found
 
     async def remove(self, reference: str) -> None:
-        """Take the tag of a ``reference`` away; what it meant goes with its last tag. Twice is no error.  Raises: BadRequest."""
+        """Take the tag of a ``reference`` away. With the last tag of a name goes everything that was built under it. Twice is no error.  Raises: BadRequest."""
         check_text("reference", reference)
         await self._link.call(self._link.services.templates.remove(reference))
 

@@ -232,7 +232,7 @@ class Templates:
         return differences(first, self._begun(reference))
 
     def _begun(self, reference: str) -> Mapping[str, str]:
-        """What a run sees, which leaves its traces when it has looked."""
+        """What a run sees, which leaves its traces when it has looked: not in volumes, which are no part of it."""
         services = self._link.services
         sandbox = Sandboxes(self._link).create(reference)
         try:
@@ -244,7 +244,7 @@ class Templates:
         return found
 
     def remove(self, reference: str) -> None:
-        """Take the tag of a ``reference`` away; what it meant goes with its last tag. Twice is no error.  Raises: BadRequest."""
+        """Take the tag of a ``reference`` away. With the last tag of a name goes everything that was built under it. Twice is no error.  Raises: BadRequest."""
         check_text("reference", reference)
         self._link.call(self._link.services.templates.remove(reference))
 

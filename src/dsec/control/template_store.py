@@ -44,9 +44,8 @@ class TemplateStore:
         name = built.template.name
         _parsed(f"{name}:{tag}")
         with self._alone():
-            path = self._path(built.digest)
-            if not path.exists():
-                _write(path, json.dumps(_to_json(built)).encode())
+            if not self._is_whole(built.digest):
+                _write(self._path(built.digest), json.dumps(_to_json(built)).encode())
             self._set(name, tag, built.digest)
 
     def find(self, reference: str) -> Built:
@@ -60,7 +59,7 @@ class TemplateStore:
     def tags(self) -> tuple[Tagged, ...]:
         """What every tag means, by name and tag."""
         found = []
-        for path in sorted(self._root.glob("tags/*/*")):
+        for path in sorted(self._root.glob("tags/*/[!.]*")):  # not what is being written
             with suppress(FileNotFoundError):
                 info = path.stat()
                 found.append(
@@ -80,7 +79,7 @@ class TemplateStore:
             lines = (self._root / "history" / name).read_text().splitlines()[-_HISTORY:]
         except FileNotFoundError:
             return ()
-        return tuple(Tagged(**json.loads(line)) for line in lines)
+        return tuple(tagged for line in lines if (tagged := _tagged(line)) is not None)
 
     def tag(self, reference: str, tag: str) -> Built:
         """Let a tag mean what ``reference`` means now.  Raises: NotFound, BadRequest, StorageFull."""
@@ -88,21 +87,30 @@ class TemplateStore:
         self.put(built, tag)
         return built
 
-    def remove(self, reference: str) -> bool:
-        """Take a tag away; what it meant goes when no other tag means it. False: there was none.  Raises: BadRequest."""
+    def remove(self, reference: str) -> tuple[Built, ...]:
+        """Take a tag away. With the last tag of a name goes everything that was built under it, which is returned.
+
+        Raises: BadRequest.
+        """
         name, tag, digest = _parsed(reference)
         if digest:
             raise BadRequest(f"template: {reference} names no tag", hint="NAME:TAG")
         with self._alone():
-            path = self._root / "tags" / name / tag
-            try:
-                meant = path.read_text().strip()
-                path.unlink()
-            except FileNotFoundError:
-                return False
-            if meant not in {each.digest for each in self.tags()}:
-                self._path(meant).unlink(missing_ok=True)
-        return True
+            (self._root / "tags" / name / tag).unlink(missing_ok=True)
+            if any(each.name == name for each in self.tags()):
+                return ()
+            gone = tuple(self._of(name))
+            for built in gone:
+                self._path(built.digest).unlink(missing_ok=True)
+        return gone
+
+    def _of(self, name: str) -> Iterator[Built]:
+        """All that were built under a name; damaged ones are passed over."""
+        for path in self._root.glob("built/*.json"):
+            with suppress(NotFound, StoreDamaged):
+                built = self._load(f"sha256:{path.stem}", path.stem)
+                if built.template.name == name:
+                    yield built
 
     def _set(self, name: str, tag: str, digest: str) -> None:
         path = self._root / "tags" / name / tag
@@ -138,6 +146,13 @@ class TemplateStore:
             raise StoreDamaged(f"{path} holds {built.digest}, not {digest}", hint="build the template again")
         return built
 
+    def _is_whole(self, digest: str) -> bool:
+        try:
+            self._load(digest, digest)
+        except (NotFound, StoreDamaged):
+            return False
+        return True
+
     def _path(self, digest: str) -> Path:
         return self._root / "built" / f"{digest.removeprefix('sha256:')}.json"
 
@@ -162,6 +177,14 @@ def _parsed(reference: str) -> tuple[str, str, str]:
             hint="NAME, NAME:TAG or NAME@sha256:...",
         )
     return found["name"], found["tag"] or LATEST, found["digest"] or ""
+
+
+def _tagged(line: str) -> Tagged | None:
+    """None: it was cut off, by a full disk or a loss of power."""
+    try:
+        return Tagged(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
 
 
 def _nothing(reference: str) -> NotFound:

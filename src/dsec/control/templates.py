@@ -17,13 +17,14 @@ from typing import Final, Protocol
 from anyio import to_thread
 
 from dsec.control.template_store import TemplateStore
-from dsec.errors import BadRequest, Conflict, NotFound, Unsupported
+from dsec.errors import BadRequest, Conflict, Unsupported
 from dsec.images.dependencies.bounds import Index
 from dsec.images.dependencies.cache import WheelCache
 from dsec.images.dependencies.install import RECIPE, install
 from dsec.images.dependencies.lock import Lock, parse_lock
 from dsec.images.dependencies.resolve import resolve
 from dsec.images.dependencies.target import read_target
+from dsec.images.shelf import write_whole
 from dsec.model.built import Built, Note, Tagged
 from dsec.model.template import Template
 from dsec.ports.engine import TemplateService
@@ -132,9 +133,7 @@ class Templates(TemplateService):
                 pass
         lock = resolve(wanted, read_target(tree), cache=self._cache, index=self._index, strict=strict)
         self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-        whole = path.with_suffix(f".{lock.digest[-8:]}")
-        whole.write_text(lock.text)
-        whole.rename(path)
+        write_whole(path, lock.text.encode())  # others may be making the same one
         return lock
 
     def _install(self, lock: Lock, tree: Path) -> None:
@@ -153,6 +152,10 @@ class Templates(TemplateService):
         return await to_thread.run_sync(self._store.tag, reference, tag)
 
     async def rollback(self, reference: str) -> Built:
+        if "@" in reference:
+            raise BadRequest(
+                f"template: {reference} names no tag that could go back", hint="NAME or NAME:TAG"
+            )
         built = await self.find(reference)
         name, _, tag = reference.partition(":")
         tag = tag or "latest"
@@ -166,12 +169,7 @@ class Templates(TemplateService):
         return await self.tag(f"{name}@{before.digest}", tag)
 
     async def remove(self, reference: str) -> None:
-        try:
-            built = await self.find(reference)
-        except NotFound:
-            return
-        await to_thread.run_sync(self._store.remove, reference)
-        if built.digest not in {each.digest for each in await self.list()}:
+        for built in await to_thread.run_sync(self._store.remove, reference):
             for digest in (built.base_digest, *built.layers):
                 await self._holder.release(digest, _owner(built.digest))
 

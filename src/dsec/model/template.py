@@ -217,7 +217,7 @@ class Template:
         BadRequest: the message names the field.
     """
 
-    name: Annotated[str, checks.check_name]
+    name: Annotated[str, checks.check_template_name]
     version: Annotated[str, checks.check_version]
     runtime: Runtime = field(default_factory=Runtime)
     tools: Tools = field(default_factory=Tools)

@@ -64,6 +64,13 @@ def check_name(field: str, value: str) -> None:
         raise _wrong(field, value, "a name", "1 to 64 of a-z, 0-9 and, within, '.', '_' and '-'")
 
 
+def check_template_name(field: str, value: str) -> None:
+    """Raises: BadRequest: not a name that a template can have."""
+    check_name(field, value)
+    if value == "base":
+        raise _wrong(field, value, "a name of its own", "'base' is what every sandbox can begin with")
+
+
 def check_version(field: str, value: str) -> None:
     """Raises: BadRequest: not a version."""
     if not _VERSION.fullmatch(value):

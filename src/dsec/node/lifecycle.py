@@ -171,7 +171,9 @@ class Lifecycle(SandboxService):
             except Exception as exc:
                 ended = Ended(id=handle.id, reason=f"its rollback failed: {exc}")
                 self._kit.work.spawn(self.died(handle, ended))  # needs the lock, which goes first
-                raise
+                if isinstance(exc, DsecError):
+                    raise
+                raise RuntimeUnavailable(f"rollback failed: {exc!r}") from exc
             finally:
                 handle.remaking = False
         return handle.info
@@ -179,6 +181,8 @@ class Lifecycle(SandboxService):
     async def _begin_again(self, handle: Handle, snapshot: SnapshotId) -> None:
         plan = replace(plan_for(handle.id, handle.info.spec, handle.deadline), files_of=snapshot)
         await handle.runtime.destroy(handle.id)
+        news, handle.ending = handle.ending, asyncio.Event()
+        news.set()  # for commands that lost their connection and wait to hear why
         await self._cut_off(handle, UnknownOutcome(f"{handle.id} was rolled back while the command ran"))
         try:
             await handle.runtime.create(plan)
@@ -187,6 +191,7 @@ class Lifecycle(SandboxService):
         await self._kit.guests.warm(handle)
         handle.place = handle.runtime.place(handle.id)
         handle.told.clear()
+        handle.oom_kills = 0  # they are counted anew
         draft = Draft(chain=handle.id, act=ROLLBACK, phase=Phase.RESULT, ref=snapshot, payload=OK)
         await self._kit.journal.append(draft)
 

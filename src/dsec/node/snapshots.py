@@ -7,8 +7,9 @@ it still runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -56,6 +57,8 @@ class Snapshotting(SnapshotService):
         self._records = records
         self._lifecycle = lifecycle
         self._kit = kit
+        self._read: Counter[SnapshotId] = Counter()  # by what is being made of them
+        self._going: set[SnapshotId] = set()
 
     # Looking
 
@@ -215,8 +218,24 @@ class Snapshotting(SnapshotService):
     async def rollback(self, sandbox: SandboxId, snapshot: SnapshotId) -> SandboxInfo:
         handle = await self._kit.table.running(sandbox)
         self._stored(handle.info)
-        _check_same(await self._records.find(snapshot), handle.info.spec)
-        return await settled(self._kit.work.start(self._lifecycle.remake(handle, snapshot)), ignore)
+        return await settled(self._kit.work.start(self._rollback(handle, snapshot)), ignore)
+
+    async def _rollback(self, handle: Handle, snapshot: SnapshotId) -> SandboxInfo:
+        with self._reading(snapshot):
+            _check_same(await self._records.find(snapshot), handle.info.spec)
+            return await self._lifecycle.remake(handle, snapshot)
+
+    @contextmanager
+    def _reading(self, snapshot: SnapshotId) -> Iterator[None]:
+        """It is not removed within.  Raises: NotFound: it is being removed."""
+        if snapshot in self._going:
+            raise NotFound(f"there is no snapshot {snapshot}", snapshot=snapshot)
+        self._read[snapshot] += 1
+        try:
+            yield
+        finally:
+            self._read[snapshot] -= 1
+            self._read += Counter()  # without those that nobody reads
 
     # Removing
 
@@ -224,10 +243,23 @@ class Snapshotting(SnapshotService):
         try:
             await self._records.find(snapshot)
         except NotFound:
+            if self._store is not None:  # its files, if an earlier removal left them
+                await self._store.drop(snapshot)
             return
         await settled(self._kit.work.start(self._remove(snapshot)), ignore)
 
     async def _remove(self, snapshot: SnapshotId) -> None:
+        if self._read[snapshot]:
+            raise Conflict(
+                f"a sandbox is being rolled back to {snapshot}", hint="try again", snapshot=snapshot
+            )
+        self._going.add(snapshot)
+        try:
+            await self._forget(snapshot)
+        finally:
+            self._going.discard(snapshot)
+
+    async def _forget(self, snapshot: SnapshotId) -> None:
         facts: dict[str, Json] = {"outcome": "ok"}
         draft = Draft(chain=ENGINE, act=REMOVE, phase=Phase.NOTE, ref=snapshot, payload=facts)
         with suppress(NotFound):  # another was faster
@@ -248,7 +280,8 @@ class Snapshotting(SnapshotService):
         kept = {info.id for info in await self._records.all()}
         there = set(await self._store.list())
         for snapshot in there - kept:
-            await self._store.drop(snapshot)
+            with suppress(CleanupFailed):  # the next engine finds it again
+                await self._store.drop(snapshot)
         for snapshot in kept - there:
             facts: dict[str, Json] = {"outcome": "lost", "message": "its files are not there any more"}
             draft = Draft(chain=ENGINE, act=REMOVE, phase=Phase.NOTE, ref=snapshot, payload=facts)

@@ -158,7 +158,7 @@ class TemplateService(ABC):
 
     @abstractmethod
     async def remove(self, reference: str) -> None:
-        """Take a tag away; what it meant goes with its last tag. Twice is no error. Sandboxes of it live on."""
+        """Take a tag away. With the last tag of a name goes everything that was built under it. Twice is no error. Sandboxes live on."""
 
 
 class ExecSession(ABC):

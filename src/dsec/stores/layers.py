@@ -103,6 +103,7 @@ class BtrfsLayers(Layers):
         self._target = shelf
         self._limit = _DEFAULT_MIB * MIB  # what the next slots are made for: what was asked for last
         self._claims: dict[SandboxId, _Claim] = {}
+        self._left: deque[SandboxId] = deque(maxlen=_BACKLOG)  # whose layers were discarded last
         self._shelf: deque[_Slot] = deque()
         self._jobs: SimpleQueue[_Slot | None] = SimpleQueue()
         self._stuck: deque[_Slot] = deque()
@@ -186,7 +187,12 @@ class BtrfsLayers(Layers):
             else self._origin(SandboxId(source))
         )
         claim = self._claims[sandbox] = _Claim()
+        returns = (
+            sandbox in self._left
+        )  # it is rolled back: it had a layer a moment ago, whose room is not free yet
         try:
+            if not returns:
+                self._check_space(disk_mib * MIB)
             return await self._run(partial(self._copy, origin, sandbox, claim, disk_mib * MIB))
         except BaseException:
             self._end(self._claims.pop(sandbox, claim))
@@ -207,6 +213,7 @@ class BtrfsLayers(Layers):
         if self._durable:
             await self._run(partial(self._forget, sandbox))
         self._claims.pop(sandbox, None)
+        self._left.append(sandbox)
         self._end(claim)
         if self._jobs.qsize() > _BACKLOG:
             await self._run(self._help)
@@ -327,7 +334,6 @@ class BtrfsLayers(Layers):
 
     def _copy(self, origin: str, sandbox: SandboxId, claim: _Claim, limit: int) -> Path:
         """A slot that begins with what another holds."""
-        self._check_space(limit)
         slot: _Slot | None = None
         try:
             slot = self._snapshot(origin, limit)
@@ -358,7 +364,12 @@ class BtrfsLayers(Layers):
             os.mkdir("work", dir_fd=inside)
             os.chmod("work", 0o755, dir_fd=inside)  # noqa: S103 - a root directory, whatever the umask
         except OSError:
-            btrfs.destroy_subvolume(self._pool.directory, name)
+            with suppress(
+                OSError
+            ):  # the first error is told; the next start of this pool empties what is left
+                number = btrfs.subvolume_id(inside)
+                btrfs.destroy_subvolume(self._pool.directory, name)
+                self._retire(number)
             raise
         finally:
             os.close(inside)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -128,13 +127,12 @@ class BtrfsSnapshots(Snapshots):
         return tuple(sorted(self._names))
 
     def _translated(self, work: Callable[[], None]) -> None:
-        with suppress(InterruptedError):
-            try:
-                work()
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise StorageFull(
-                        "the pool of writable layers is full",
-                        hint="destroy sandboxes or snapshots, or make it larger (pool_bytes)",
-                    ) from error
-                raise
+        try:
+            work()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull(
+                    "the pool of writable layers is full",
+                    hint="destroy sandboxes or snapshots, or make it larger (pool_bytes)",
+                ) from error
+            raise
