@@ -157,10 +157,12 @@ class Shelf:
             raise self._damaged(key, name, f"{path} holds {found}, not {facts.get('file')}")
 
     def _damaged(self, key: str, name: str, what: str) -> StoreDamaged:
-        path = self.root / "names" / key if key else self.root / "images"
-        return StoreDamaged(
-            f"image {name!r}: {what}", hint=f"remove {path}; the image is built again", name=name
+        hint = (
+            f"remove {self.root / 'names' / key}; the image is built again"
+            if key
+            else "build what names it again"
         )
+        return StoreDamaged(f"image {name!r}: {what}", hint=hint, name=name)
 
 
 def read_json(path: Path) -> Meaning:

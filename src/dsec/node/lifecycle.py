@@ -161,13 +161,15 @@ class Lifecycle(SandboxService):
         async with handle.lock:
             if handle.info.state is not State.RUNNING:
                 raise Conflict(f"{handle.id} is {handle.info.state}", state=handle.info.state.value)
+            plan = replace(plan_for(handle.id, handle.info.spec, handle.deadline), files_of=snapshot)
+            await handle.runtime.rehearse(plan)  # after this its processes and files are gone
             facts: dict[str, Json] = {"snapshot": snapshot}
             await self._kit.journal.append(
                 Draft(chain=handle.id, act=ROLLBACK, phase=Phase.INTENT, ref=snapshot, payload=facts)
             )
             handle.remaking = True
             try:
-                await self._begin_again(handle, snapshot)
+                await self._begin_again(handle, snapshot, plan)
             except Exception as exc:
                 ended = Ended(id=handle.id, reason=f"its rollback failed: {exc}")
                 self._kit.work.spawn(self.died(handle, ended))  # needs the lock, which goes first
@@ -178,8 +180,7 @@ class Lifecycle(SandboxService):
                 handle.remaking = False
         return handle.info
 
-    async def _begin_again(self, handle: Handle, snapshot: SnapshotId) -> None:
-        plan = replace(plan_for(handle.id, handle.info.spec, handle.deadline), files_of=snapshot)
+    async def _begin_again(self, handle: Handle, snapshot: SnapshotId, plan: Plan) -> None:
         await handle.runtime.destroy(handle.id)
         news, handle.ending = handle.ending, asyncio.Event()
         news.set()  # for commands that lost their connection and wait to hear why

@@ -182,6 +182,10 @@ class ReadyRuntime(Runtime):
             await self._inner.deadline(plan.id, plan.deadline)
         return one.running
 
+    async def rehearse(self, plan: Plan) -> None:
+        """See :class:`Runtime`."""
+        await self._inner.rehearse(plan)
+
     async def destroy(self, sandbox: SandboxId) -> None:
         one = self._claimed.pop(sandbox, None)
         if one is not None:

@@ -176,6 +176,15 @@ class Snapshotting(SnapshotService):
             try:
                 paused = await self._copy(handle, store, origin)
                 await self._make_children(_child_of(handle.info), origin, count, made)
+                await self._say(
+                    handle.id,
+                    FORK,
+                    Phase.RESULT,
+                    origin,
+                    outcome="ok",
+                    paused=round(paused, 6),
+                    children=[*made[:100]],
+                )
             except BaseException as error:
                 await self._end(made)
                 await self._failed(handle.id, FORK, origin, error)
@@ -183,15 +192,6 @@ class Snapshotting(SnapshotService):
             finally:
                 with suppress(CleanupFailed):  # the next engine finds it
                     await store.drop(origin)
-            await self._say(
-                handle.id,
-                FORK,
-                Phase.RESULT,
-                origin,
-                outcome="ok",
-                paused=round(paused, 6),
-                children=[*made[:100]],
-            )
         return Fork(children=tuple(made), paused=paused)
 
     async def _make_children(self, spec: SandboxSpec, origin: SnapshotId, count: int, made: Made) -> None:

@@ -80,6 +80,14 @@ class Runtime(ABC):
             RuntimeUnavailable: it failed; nothing is left behind.
         """
 
+    async def rehearse(self, plan: Plan) -> None:
+        """Whether ``create`` would find all that it needs: asked before a sandbox is ended in order to be made again.
+
+        Raises:
+            DsecError: what ``create`` would raise.
+        """
+        del plan
+
     @abstractmethod
     async def destroy(self, sandbox: SandboxId) -> None:
         """End every process and remove everything. Absent sandboxes are not an error.

@@ -85,6 +85,10 @@ class Layers(ABC):
             StorageFull, Conflict, NotFound.
         """
 
+    def rehearse(self, source: SandboxId | SnapshotId) -> None:
+        """Whether ``clone`` would find its source, and room to begin.  Raises: NotFound, StorageFull."""
+        del source
+
     @abstractmethod
     async def discard(self, sandbox: SandboxId) -> None:
         """Take it away at once; deleting goes on in the background. Absent is not an error.  Raises: CleanupFailed."""

@@ -140,6 +140,18 @@ class ContainerRuntime(SpawnedRuntime):
         )
         return request, volumes
 
+    async def rehearse(self, plan: Plan) -> None:
+        """See :class:`~dsec.ports.runtime.Runtime`."""
+        await self._spawner.ready()
+        for name in (plan.image, *plan.layers):
+            if name not in self._resolved:
+                await self._resolve(name)
+        if plan.volumes:
+            for fd in await asyncio.to_thread(self._open_volumes, plan.volumes):
+                os.close(fd)
+        if plan.files_of is not None:
+            self._layers.rehearse(plan.files_of)
+
     async def _writable(self, plan: Plan) -> Path:
         if plan.files_of is None:
             return await self._layers.create(plan.id, plan.limits.disk_mib)

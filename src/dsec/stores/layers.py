@@ -198,6 +198,21 @@ class BtrfsLayers(Layers):
             self._end(self._claims.pop(sandbox, claim))
             raise
 
+    def rehearse(self, source: SandboxId | SnapshotId) -> None:
+        """See :class:`~dsec.ports.storage.Layers`."""
+        if source.startswith(SNAPSHOT):
+            self.snapshots.name(SnapshotId(source))
+        else:
+            self._origin(SandboxId(source))
+        free, size, _ = self._space()
+        if free < _RESERVE_LEAST:  # what the old layer holds is free only when the new one is there
+            raise StorageFull(
+                f"the pool of writable layers is full: {free:,} of {size:,} bytes are free, and {_RESERVE_LEAST:,} are needed",
+                hint="remove files, sandboxes or snapshots, or make the pool larger (pool_bytes)",
+                free=free,
+                size=size,
+            )
+
     def _origin(self, sandbox: SandboxId) -> str:
         """The subvolume of a sandbox.  Raises: NotFound."""
         claim = self._claims.get(sandbox)
@@ -593,6 +608,8 @@ def _translated(error: OSError, sandbox: SandboxId) -> Exception:
     """What an error of the pool means to who asks for a layer."""
     if error.errno == errno.EEXIST:
         return Conflict(f"{sandbox} has a layer already")
+    if error.errno == errno.ENOENT:
+        return NotFound(f"what {sandbox} was to begin with is not there any more")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull("the pool of writable layers is full", hint="destroy sandboxes, or make it larger")
     return error
