@@ -711,7 +711,7 @@ def test_bench_measures(cli: Cli) -> None:
     [
         (["run"], 2, "CMD"),
         (["run", "--level", "vm", "--", "true"], 2, "choose one of"),
-        (["run", "-v", "/usr:/x", "-v", "/etc:/x/y", "--", "true"], 2, "/usr:/x and /etc:/x/y"),
+        (["run", "-v", "/usr:/x", "-v", "/etc:/x/y", "--", "true"], 2, "'/x' and '/x/y' lie in one another"),
         (["run", "--memory", "1", "--", "true"], 2, "--memory: 1 "),
         (["run", "-v", "x", "--", "true"], 2, "SOURCE:TARGET"),
         (["run", "-t", "nosuch", "--", "true"], 4, "no template"),
