@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from anyio import to_thread
 
-from dsec.errors import StorageFull
+from dsec.errors import StorageFull, StoreDamaged
 from dsec.images.builds import locked, work_directory
 from dsec.images.shelf import Shelf
 from dsec.images.system import make_erofs, require_builder
@@ -47,8 +48,11 @@ class LayerStore:
             return self._find(key) or self._make(key, fill)
 
     def _find(self, key: str) -> Image | None:
+        """None when there is none, or what there is was damaged: it is made again."""
         meaning = self._shelf.meaning(key)
-        return self._shelf.load(key, key, meaning) if meaning is not None else None
+        with suppress(StoreDamaged):
+            return self._shelf.load(key, key, meaning) if meaning is not None else None
+        return None
 
     def _make(self, key: str, fill: Callable[[Path], None]) -> Image:
         tool = require_builder()
