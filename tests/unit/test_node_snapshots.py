@@ -143,6 +143,21 @@ async def test_forks_are_all_there_or_none(harness: Harness, dsec: AsyncDsec) ->
     assert harness.kept.taken == {}
 
 
+async def test_a_fork_whose_creator_vanishes_leaves_nobody(harness: Harness, dsec: AsyncDsec) -> None:
+    sb = await dsec.sandboxes.create()
+    harness.runtime.stuck = asyncio.Event()
+    forking = asyncio.get_running_loop().create_task(sb.fork(5))
+    await until(lambda: harness.runtime.created == 6)
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    harness.runtime.stuck.set()
+    await until(lambda: harness.runtime.destroyed == 5)
+    await until(lambda: set(harness.runtime.sandboxes) == {sb.id})
+    assert (await harness.acts(sb.id))[-1] == "sandbox.fork:result:ok"
+    assert harness.kept.taken == {}
+
+
 async def test_a_rollback_ends_commands_and_keeps_the_sandbox(harness: Harness, dsec: AsyncDsec) -> None:
     sb = await dsec.sandboxes.create()
     info = await sb.snapshot()

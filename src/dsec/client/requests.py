@@ -24,7 +24,7 @@ from dsec.model.checks import (
     shown,
 )
 from dsec.model.execs import ExecRequest, PtySize
-from dsec.model.sandbox import MIB, WORKSPACE, Level, Limits, SandboxSpec, State, Volume
+from dsec.model.sandbox import MIB, RESERVED, WORKSPACE, Level, Limits, SandboxSpec, State, Volume
 from dsec.model.snapshots import SnapshotKind
 from dsec.ports.engine import ExecSession
 
@@ -35,10 +35,8 @@ Argv = str | Sequence[str | bytes | Path]
 
 GIB: Final = 2**30
 _KEPT: Final = ("level", "base", "template", "layers", "workdir", "user", "limits", "env")
-MOST_CHILDREN: Final = 1000  # of one fork
 PIECE: Final = 1 << 20
 BASE: Final = "base"
-RESERVED: Final = "dsec."
 SIGKILL: Final = int(signals.SIGKILL)
 NEVER_HAD: Final = "its creator was interrupted"
 _LISTS: Final = (list, tuple)

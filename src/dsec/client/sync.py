@@ -10,7 +10,6 @@ from typing import Self
 from dsec.client.requests import (
     BASE,
     GIB,
-    MOST_CHILDREN,
     NEVER_HAD,
     SIGKILL,
     Argv,
@@ -48,7 +47,7 @@ from dsec.model.files import (
 from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id, parse_snapshot_id
 from dsec.model.journal import Record
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, SandboxSpec, State
-from dsec.model.snapshots import SnapshotInfo, SnapshotKind
+from dsec.model.snapshots import MOST_CHILDREN, SnapshotInfo, SnapshotKind
 from dsec.ports.engine import ExecSession
 
 

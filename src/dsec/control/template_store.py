@@ -6,22 +6,25 @@ tag was set. A tag is set by renaming a file: whoever reads it sees the old mean
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
-import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from dsec.errors import BadRequest, DsecError, NotFound, StorageFull, StoreDamaged
+from dsec.errors import BadRequest, Denied, DsecError, NotFound, StorageFull, StoreDamaged
+from dsec.images.shelf import write_whole
 from dsec.model.built import Built, Note, Tagged
 from dsec.model.checks import shown
 from dsec.templates.dump import canonical_json
+from dsec.templates.dump import digest as blueprint_of
 from dsec.templates.restore import restore
 
 LATEST: Final = "latest"
@@ -45,7 +48,7 @@ class TemplateStore:
         _parsed(f"{name}:{tag}")
         with self._alone():
             if not self._is_whole(built.digest):
-                _write(self._path(built.digest), json.dumps(_to_json(built)).encode())
+                write_whole(self._path(built.digest), json.dumps(_to_json(built)).encode())
             self._set(name, tag, built.digest)
 
     def find(self, reference: str) -> Built:
@@ -121,9 +124,10 @@ class TemplateStore:
         said = asdict(Tagged(name=name, tag=tag, digest=digest, at=time.time()))
         log = self._root / "history" / name
         log.parent.mkdir(mode=0o700, exist_ok=True)
-        with log.open("a") as lines:
-            lines.write(json.dumps(said) + "\n")
-        _write(path, digest.encode())
+        with log.open("ab+") as lines:
+            torn = lines.tell() and (lines.seek(-1, os.SEEK_END), lines.read(1))[1] != b"\n"
+            lines.write((("\n" if torn else "") + json.dumps(said) + "\n").encode())
+        write_whole(path, digest.encode())
 
     def _meaning(self, name: str, tag: str, reference: str) -> str:
         try:
@@ -142,8 +146,9 @@ class TemplateStore:
             raise StoreDamaged(
                 f"{path} is no built template: {error}", hint="build the template again"
             ) from error
-        if built.digest != digest:
-            raise StoreDamaged(f"{path} holds {built.digest}, not {digest}", hint="build the template again")
+        made_of = digest_of(blueprint_of(built.template), built.base_digest, built.layers, built.lock)
+        if not built.digest == made_of == digest:
+            raise StoreDamaged(f"{path} holds {made_of}, not {digest}", hint="build the template again")
         return built
 
     def _is_whole(self, digest: str) -> bool:
@@ -158,14 +163,29 @@ class TemplateStore:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        for directory in (self._root, self._root / "built"):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Changing what is there.  Raises: StorageFull, Denied."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+            for directory in (self._root, self._root / "built"):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Denied
+            raise kind(
+                f"{self._root} cannot be written: {error.strerror}",
+                hint="free some space there, or let it belong to whoever runs this",
+                errno=error.errno,
+            ) from error
+
+
+def digest_of(blueprint: str, base: str, layers: Sequence[str], lock: str) -> str:
+    """What identifies a built template: all that it says and is made of, each by its digest."""
+    whole = json.dumps([blueprint, base, list(layers), lock]).encode()
+    return f"sha256:{hashlib.sha256(whole).hexdigest()}"
 
 
 def _parsed(reference: str) -> tuple[str, str, str]:
@@ -209,18 +229,3 @@ def _from_json(value: Mapping[str, Any]) -> Built:
     for name in _NOTES:
         facts[name] = tuple(Note(**note) for note in facts[name])
     return Built(**facts)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new one, also after a power loss.  Raises: StorageFull."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StorageFull(f"{path} cannot be written: {error.strerror}", hint="free some space") from error

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from anyio import to_thread
 
-from dsec.control.template_store import TemplateStore
+from dsec.control.template_store import TemplateStore, digest_of
 from dsec.errors import BadRequest, Conflict, Unsupported
 from dsec.images.dependencies.bounds import Index
 from dsec.images.dependencies.cache import WheelCache
@@ -106,11 +106,9 @@ class Templates(TemplateService):
         self, template: Template, base: Image, strict: bool, update: bool
     ) -> tuple[tuple[str, ...], str]:
         """Digests of what lies over the base, and of the lock."""
-        wanted = template.runtime.dependencies
-        with_tree = await to_thread.run_sync(self._examined, template, base, strict, update)
-        if not wanted or with_tree is None:
+        lock = await to_thread.run_sync(self._examined, template, base, strict, update)
+        if lock is None:
             return (), ""
-        lock = with_tree
         key = f"dependencies-{RECIPE}-{lock.digest.removeprefix('sha256:')}"
         image = await self._keep(key, lambda tree: self._install(lock, tree))
         return (image.digest,), lock.digest
@@ -211,13 +209,12 @@ def _built(
     document: Document, base: Image, layers: tuple[str, ...], lock: str, floats: tuple[Note, ...]
 ) -> Built:
     blueprint = blueprint_of(document.template)
-    whole = json.dumps([blueprint, base.digest, list(layers), lock]).encode()
     declared = tuple(
         Note(field=each.field, line=each.place.line, text=str(each.value), why=each.why)
         for each in unenforced(document.template, document.places)
     )
     return Built(
-        digest=f"sha256:{hashlib.sha256(whole).hexdigest()}",
+        digest=digest_of(blueprint, base.digest, layers, lock),
         blueprint=blueprint,
         template=document.template,
         base=base.name,

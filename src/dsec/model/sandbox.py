@@ -18,6 +18,7 @@ ROOT_UID = 0
 USER_UID = 1000
 USER_HOME = "/home/user"
 WORKSPACE = "/workspace"
+RESERVED = "dsec."  # labels that begin so are DSec's own
 
 
 class Level(StrEnum):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from dsec.model.ids import SandboxId, SnapshotId
 from dsec.model.sandbox import SandboxSpec
+
+MOST_CHILDREN: Final = 1000
+"""Of one fork."""
 
 
 class SnapshotKind(StrEnum):

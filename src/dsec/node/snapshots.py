@@ -19,8 +19,8 @@ from dsec.errors import BadRequest, CleanupFailed, Conflict, DsecError, FileProb
 from dsec.model.files import FileType, Identity, WriteOptions
 from dsec.model.ids import SandboxId, SnapshotId, new_snapshot_id
 from dsec.model.journal import Draft, Json, Phase
-from dsec.model.sandbox import ROOT_UID, Flag, SandboxInfo, SandboxSpec, State
-from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
+from dsec.model.sandbox import RESERVED, ROOT_UID, Flag, SandboxInfo, SandboxSpec, State
+from dsec.model.snapshots import MOST_CHILDREN, Fork, SnapshotInfo, SnapshotKind
 from dsec.node import drafts
 from dsec.node.handles import Handle
 from dsec.node.kit import Kit
@@ -34,9 +34,8 @@ TAKE: Final = "sandbox.snapshot"
 REMOVE: Final = "snapshot.remove"
 FORK: Final = "sandbox.fork"
 ENGINE: Final = "engine"
-RESERVED: Final = "dsec."
 FORK_LABEL: Final = "dsec.fork-of"
-MOST_CHILDREN: Final = 1000
+PARTIAL: Final = "not all of the fork could be made"
 MACHINE_ID: Final = "/etc/machine-id"
 ROOT: Final = Identity(ROOT_UID, ROOT_UID)
 AT_ONCE: Final = 8  # children that are made at the same time
@@ -162,10 +161,13 @@ class Snapshotting(SnapshotService):
             raise BadRequest(f"count: {count} is not from 1 to {MOST_CHILDREN}")
         handle = await self._kit.table.present(sandbox)
         store = self._stored(handle.info)
-        return await settled(
-            self._kit.work.start(self._fork(handle, store, count)),
-            lambda: self._kit.work.spawn(_nothing()),
-        )
+        forking = self._kit.work.start(self._fork(handle, store, count))
+        return await settled(forking, lambda: self._kit.work.spawn(self._give_up(forking)))
+
+    async def _give_up(self, forking: asyncio.Task[Fork]) -> None:
+        """Whoever asked vanished before all were made: nobody knows their ids."""
+        with suppress(DsecError, OSError):  # then none is left
+            await self._end((await asyncio.shield(forking)).children, "its creator vanished")
 
     async def _fork(self, handle: Handle, store: Snapshots, count: int) -> Fork:
         """The copy that all begin with is nobody's: it goes when they are made."""
@@ -186,7 +188,7 @@ class Snapshotting(SnapshotService):
                     children=[*made[:100]],
                 )
             except BaseException as error:
-                await self._end(made)
+                await self._end(made, PARTIAL)
                 await self._failed(handle.id, FORK, origin, error)
                 raise
             finally:
@@ -208,10 +210,10 @@ class Snapshotting(SnapshotService):
         except* DsecError as errors:
             raise errors.exceptions[0] from None
 
-    async def _end(self, children: Sequence[SandboxId]) -> None:
+    async def _end(self, children: Sequence[SandboxId], reason: str) -> None:
         for child in children:
             with suppress(DsecError, OSError):  # with the janitor
-                await self._lifecycle.destroy(child, reason="not all of the fork could be made")
+                await self._lifecycle.destroy(child, reason=reason)
 
     # Going back
 
@@ -273,8 +275,7 @@ class Snapshotting(SnapshotService):
         """
         for handle in self._kit.table:
             if FORK_LABEL in handle.info.spec.labels and await self._cut_off(handle):
-                with suppress(DsecError, OSError):  # with the janitor
-                    await self._lifecycle.destroy(handle.id, reason="not all of the fork could be made")
+                await self._end((handle.id,), PARTIAL)
         if self._store is None:
             return
         kept = {info.id for info in await self._records.all()}
@@ -319,10 +320,6 @@ class Snapshotting(SnapshotService):
 
 async def _one(content: bytes) -> AsyncIterator[bytes]:
     yield content
-
-
-async def _nothing() -> None:
-    """Whoever asked has gone: what was made lives as long as its time to live, and the record names it."""
 
 
 def _check_same(snapshot: SnapshotInfo, spec: SandboxSpec) -> None:
