@@ -17,9 +17,10 @@ from pathlib import Path
 from types import ModuleType
 
 import dsec
-from dsec import errors, wiring
+from dsec import errors
 from dsec.client import requests, sync
 from dsec.model import execs, files, ids, journal, sandbox
+from dsec.wiring import engines, settings
 
 TARGET = Path(__file__).parent.parent / "docs" / "reference" / "sdk.md"
 HEAD = """# The Python SDK
@@ -38,7 +39,7 @@ A `Dsec` may be used from several threads.
 """
 CLASSES = ("Dsec", "Sandboxes", "Sandbox", "Exec", "Terminal", "Files")
 VALUES: tuple[type, ...] = (
-    *(sandbox.Level, sandbox.Limits, sandbox.Volume, wiring.Settings),
+    *(sandbox.Level, sandbox.Limits, sandbox.Volume, settings.Settings),
     *(execs.ExecResult, execs.Chunk, execs.Stream, execs.ExecInfo, execs.Exit, execs.Cause),
     *(files.Entry, files.FileType, files.Transfer, files.FileEvent, files.FileEventKind),
     *(
@@ -231,7 +232,7 @@ def class_(source: Source, name: str) -> list[str]:
 
 def _engine() -> list[str]:
     """The constructor of `Dsec`; what its arguments are is said where `AsyncDsec` is made."""
-    source = Source.of(wiring)
+    source = Source.of(engines)
     made = next(
         one
         for one in source.class_("Dsec").body
@@ -239,7 +240,8 @@ def _engine() -> list[str]:
     )
     doc = doc_of(ast.get_docstring(source.class_("AsyncDsec")))
     names = [parameter.arg for parameter in arguments(made)]
-    home = f"`Home` is `{source.words(next(_assigned(source, 'Home')))}`."
+    places = Source.of(settings)
+    home = f"`Home` is `{places.words(next(_assigned(places, 'Home')))}`."
     return [
         *["```python", signature(source, "Dsec", made, "Dsec"), "```", ""],
         f"An engine, opened by `with` or by `open()`. {home}",

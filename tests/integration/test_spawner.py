@@ -23,11 +23,12 @@ from random import Random
 
 import pytest
 
-from dsec import Dsec, Level, Settings, wiring
+from dsec import Dsec, Level, Settings
 from dsec.errors import Busy, CleanupFailed, DsecError, RuntimeUnavailable
 from dsec.model.sandbox import State
 from dsec.wire import spawn
 from dsec.wire.spawn import CreateRequest, Op
+from dsec.wiring import levels
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "native"
@@ -672,7 +673,7 @@ def test_sandboxes_of_both_levels_under_sanitizers(
     both.mkdir()
     shutil.copy(sanitized / "spawner", both / "spawner")
     shutil.copy(PLAIN / "init", both / "init")
-    monkeypatch.setattr(wiring, "programs", lambda: both)
+    monkeypatch.setattr(levels, "programs", lambda: both)
     monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0:exitcode=66")
     with Dsec(settings=Settings(images=images, pool=0)) as engine:
         for level in Level:

@@ -1,0 +1,171 @@
+"""Opening engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from dsec.client import aio, sync
+from dsec.client.aio_link import Connect
+from dsec.control.template_store import TemplateStore
+from dsec.control.templates import Templates
+from dsec.errors import (
+    BadRequest,
+    DsecError,
+    Unsupported,
+)
+from dsec.images.layer_store import LayerStore
+from dsec.images.store import ImageStore
+from dsec.model.checks import local_path, shown
+from dsec.model.ids import new_engine_id
+from dsec.node.engine import Engine
+from dsec.ports.engine import Services
+from dsec.ports.runtime import Ended
+from dsec.ports.storage import Image
+from dsec.runtimes.trees import Archives
+from dsec.stores import mounts
+from dsec.stores.journal import SqliteStore
+from dsec.stores.keeper import Pace
+from dsec.wiring.levels import LEVELS, Parts, Refused
+from dsec.wiring.settings import Home, Settings, default_home
+from dsec.wiring.state import JOURNAL, KEY, KEYS, State, durable_state, private_state
+
+
+@contextlib.contextmanager
+def _look(image: Image) -> Iterator[Path]:
+    """The tree of an image, mounted where nobody else sees it."""
+    descriptor = mounts.mount_image(image.path)
+    try:
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def templates_of(store: Path) -> Path:
+    return store / "templates"
+
+
+def _templates(settings: Settings) -> Templates:
+    root = settings.images or default_home() / "store"
+    images, built = ImageStore(root), templates_of(root)
+    return Templates(images, images, LayerStore(root).keep, _look, TemplateStore(built), built)
+
+
+async def _open_journal(state: State, settings: Settings) -> SqliteStore:
+    directory, keys = await asyncio.to_thread(lambda: (state.part(JOURNAL), state.part(KEYS)))
+    return await SqliteStore.open(
+        directory,
+        key=keys / KEY,
+        engine_id=new_engine_id(),
+        durability=settings.durability,
+        pace=Pace(keep_bytes=settings.journal_bytes),
+    )
+
+
+async def open_engine(settings: Settings) -> Services:
+    """An open engine; its ``close`` closes everything that was opened for it.
+
+    Raises:
+        Conflict: another process owns this home.
+        StoreDamaged, StorageFull: its journal.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        state = (
+            await durable_state(settings.home, settings.wait)
+            if settings.home
+            else await asyncio.to_thread(private_state)
+        )
+        stack.push_async_callback(asyncio.to_thread, state.release)
+        store = await _open_journal(state, settings)
+        stack.push_async_callback(store.close)
+        parts = Parts(stack, {})
+        engine: list[Engine] = []
+
+        def on_ended(ended: Ended) -> None:
+            if not any(ready.ended(ended) for ready in parts.ready):
+                for one in engine:
+                    one.ended(ended)
+
+        for level, make in LEVELS.items():
+            try:
+                await make(state, settings, on_ended, parts)
+            except DsecError as error:
+                parts.runtimes[level] = Refused(level, error)
+        engine.append(
+            Engine(
+                runtimes=parts.runtimes,
+                journal=store,
+                sandboxes=store,
+                snapshots=store.snapshots,
+                templates=_templates(settings),
+                trees=Archives(),
+                layers=parts.layers,
+                kept=parts.layers.snapshots if parts.layers is not None else None,
+                durable=state.durable,
+            )
+        )
+        services = await engine[0].open()
+        stack.push_async_callback(services.close)
+        return _closing(services, stack.pop_all())
+
+
+def _closing(services: Services, stack: contextlib.AsyncExitStack) -> Services:
+    """The same services, whose ``close`` also closes what they stand on."""
+    return replace(services, close=stack.aclose)
+
+
+def connector(home: Home, settings: Settings) -> Connect:
+    """What opens the engine that ``home`` means: None private, a path durable.
+
+    Raises:
+        Unsupported: a URL: engines behind HTTP cannot be reached yet.
+        BadRequest: not a path.
+    """
+    if isinstance(home, str) and "://" in home:
+        raise Unsupported(
+            f"{home}: engines behind a URL cannot be reached yet", hint="name a directory, or nothing"
+        )
+    chosen = settings if home is None else replace(settings, home=local_path("home", home))
+    if chosen.home is not None:
+        chosen = replace(chosen, home=chosen.home.absolute())
+
+    def connect() -> Awaitable[Services]:
+        return open_engine(chosen)
+
+    return connect
+
+
+def _chosen(settings: Settings | None, pool: int | None) -> Settings:
+    chosen = Settings() if settings is None else settings
+    given: object = chosen
+    if not isinstance(given, Settings):
+        raise BadRequest(f"settings: {shown(given)} is not Settings", hint="settings=Settings(pool=0)")
+    return chosen if pool is None else replace(chosen, pool=pool)
+
+
+class AsyncDsec(aio.AsyncDsec):
+    """An engine, asynchronous: ``async with AsyncDsec() as d``.
+
+    Args:
+        home: None = a private engine, whose sandboxes end with it; a path = a durable one, whose sandboxes live on.
+        pool: ready sandboxes kept, 0 = none; None = as ``settings`` says.
+        settings: everything else.
+    """
+
+    def __init__(
+        self, home: Home = None, *, pool: int | None = None, settings: Settings | None = None
+    ) -> None:
+        super().__init__(connector(home, _chosen(settings, pool)))
+
+
+class Dsec(sync.Dsec):
+    """An engine, blocking: ``with Dsec() as d``. Arguments as :class:`AsyncDsec`."""
+
+    def __init__(
+        self, home: Home = None, *, pool: int | None = None, settings: Settings | None = None
+    ) -> None:
+        super().__init__(connector(home, _chosen(settings, pool)))

@@ -1,0 +1,92 @@
+"""How an engine is set up, and where things are when nothing is said."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Final, get_args
+
+from dsec.errors import (
+    BadRequest,
+    IsolationUnavailable,
+)
+from dsec.model.checks import check_count, check_seconds, local_path, shown
+from dsec.model.sandbox import MIB
+from dsec.node.ready import MAX_SIZE
+from dsec.stores.schema import Durability
+
+Home = str | Path | None
+
+_ROOT_HOME: Final = Path("/var/lib/dsec")
+_MOST_BYTES: Final = 2**60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How an engine is set up, checked when made.
+
+    Attributes:
+        home: state directory of a durable engine; None = a private engine.
+        images: the image store, shared by all engines of a user; None = the usual place.
+        durability: ``process`` (survives kill -9) or ``disk`` (survives a power loss).
+        journal_bytes: what the journal's database may hold before the oldest records of sandboxes that are gone are dropped; at least 1 MiB.
+        pool_bytes: size of the file of writable layers, all of it taken from the disk when it is made; at least 256 MiB. None = 4 GiB (private) or
+            16 GiB (durable), at most a quarter of what is free.
+        shelf: empty writable layers kept ready, at most 1,024.
+        pool: ready sandboxes kept of the kind that was asked for last, at most 1,000; 0 = none.
+        wait: seconds for which a durable engine waits when another one has its home.
+
+    Raises:
+        BadRequest: the message names the field.
+    """
+
+    home: Path | None = None
+    images: Path | None = None
+    durability: Durability = "process"
+    journal_bytes: int = 512 * MIB
+    pool_bytes: int | None = None
+    shelf: int = 8
+    pool: int = 2
+    wait: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("home", "images"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Path):
+                raise BadRequest(f"settings.{name}: {shown(value)} is not a Path", hint=f"{name}=Path(...)")
+            if value is not None:
+                local_path(f"settings.{name}", value)
+        durability: object = self.durability
+        if durability not in get_args(Durability):
+            raise BadRequest(
+                f"settings.durability: there is no durability {shown(durability)}",
+                hint=f"choose one of {', '.join(get_args(Durability))}",
+            )
+        check_count("settings.journal_bytes", self.journal_bytes, MIB, _MOST_BYTES)
+        if self.pool_bytes is not None:
+            check_count("settings.pool_bytes", self.pool_bytes, 256 * MIB, _MOST_BYTES)
+        check_count("settings.shelf", self.shelf, 0, 1024)
+        check_count("settings.pool", self.pool, 0, MAX_SIZE)
+        check_seconds("settings.wait", self.wait)
+
+
+def default_home() -> Path:
+    """``$DSEC_HOME``, or ``/var/lib/dsec`` for root and ``~/.local/share/dsec`` for others."""
+    given = os.environ.get("DSEC_HOME")
+    if given:
+        return Path(given).absolute()
+    return _ROOT_HOME if os.geteuid() == 0 else Path.home() / ".local/share/dsec"
+
+
+def programs() -> Path:
+    """The directory of the built programs.  Raises: IsolationUnavailable: the package was installed without them."""
+    directory = Path(str(files("dsec"))) / "_native"
+    missing = [name for name in ("spawner", "init") if not os.access(directory / name, os.X_OK)]
+    if missing:
+        raise IsolationUnavailable(
+            f"the programs {', '.join(missing)} are missing in {directory}",
+            hint="reinstall the package on a machine with gcc, make and the C library's headers",
+        )
+    return directory
