@@ -293,13 +293,27 @@ static void list_bucket(struct spawner *s, uint32_t seq, uint32_t bucket) {
     answer(s, seq, 0, "", buf, w.len);
 }
 
-static void tree(struct spawner *s, uint32_t seq, struct span name, const int *fds, unsigned n) {
-    char text[128];
-    bool plain = name.n && name.n < sizeof text && !span_has_nul(name) && !memchr(name.p, '/', name.n) && name.p[0] != '.';
-    if (!plain || n != 1 || s->config.level != LEVEL_CONTAINER) return answer(s, seq, EINVAL, "tree", NULL, 0);
+static bool tree_name(struct span name, char *text, size_t size) {
+    if (name.n >= size || span_has_nul(name) || memchr(name.p, '/', name.n) || (name.n && name.p[0] == '.')) return false;
     memcpy(text, name.p, name.n);
     text[name.n] = 0;
-    answer(s, seq, world_attach(text, fds[0]), "attach tree", NULL, 0);
+    return true;
+}
+
+static void tree(struct spawner *s, uint32_t seq, struct span name, const struct request *q) {
+    char text[128];
+    bool plain = name.n && tree_name(name, text, sizeof text);
+    if (!plain || q->n_fds != 1 || s->config.level != LEVEL_CONTAINER) return answer(s, seq, EINVAL, "tree", NULL, 0);
+    answer(s, seq, world_attach(text, q->fds[0]), "attach tree", NULL, 0);
+}
+
+static void untree(struct spawner *s, uint32_t seq, struct reader *r) {
+    char text[128];
+    struct span name = get_bytes(r);
+    if (!reader_done(r)) return answer(s, seq, EPROTO, "malformed", NULL, 0);
+    bool plain = tree_name(name, text, sizeof text);
+    if (!plain || s->config.level != LEVEL_CONTAINER) return answer(s, seq, EINVAL, "untree", NULL, 0);
+    answer(s, seq, world_detach(text), "detach tree", NULL, 0);
 }
 
 static void one_id(struct spawner *s, uint32_t op, uint32_t seq, struct reader *r) {
@@ -321,7 +335,9 @@ static void request(struct spawner *s, struct reader *r, const struct request *q
     case OP_HELLO:
         return hello(s, seq, r);
     case OP_TREE:
-        return tree(s, seq, get_bytes(r), q->fds, q->n_fds);
+        return tree(s, seq, get_bytes(r), q);
+    case OP_UNTREE:
+        return untree(s, seq, r);
     case OP_CREATE:
         if (s->stopping) return answer(s, seq, ESHUTDOWN, "stopping", NULL, 0);
         if (!parse_create(r, &p, q->fds, q->n_fds)) return answer(s, seq, EPROTO, "malformed", NULL, 0);

@@ -43,6 +43,7 @@ enum op {
     OP_DEADLINE,
     OP_LIST,
     OP_SHUTDOWN,
+    OP_UNTREE,
 };
 
 /* What a cgroup directory of ours controls. */
@@ -189,6 +190,7 @@ void slots_remove_all(struct spawner *s);
 /* world.c: the spawner's own surroundings */
 void world_enter(struct spawner *s);
 int world_attach(const char *name, int fd); /* 0 or errno */
+int world_detach(const char *name);         /* 0 or errno; "": all but `rw` */
 
 /* names.c */
 int network_enter(void);

@@ -235,7 +235,8 @@ def test_what_is_no_request_is_said_to_be_none(plain: Running) -> None:
             (Op.DEADLINE, spawn.of_id("sb-x", 1) + b"x"),
         ):
             assert ask(sock, op, body).errno == errno.EPROTO, (op, body)
-        assert ask(sock, Op.TREE, spawn.tree("x")).errno == errno.EINVAL
+        for op in (Op.TREE, Op.UNTREE):
+            assert ask(sock, op, spawn.tree("x")).errno == errno.EINVAL
         assert ask(sock, Op.FREEZE, spawn.of_id("sb-x", 1)).errno == errno.ENOENT
         assert ask(sock, Op.DESTROY, spawn.of_id("sb-x")).errno == 0
         greet(sock)
@@ -641,6 +642,7 @@ def test_noise_does_not_shake_it(sanitized: Path, tmp_path: Path) -> None:
             struct.pack("<II", Op.DEADLINE, 3) + spawn.of_id("sb-noise", 5),
             struct.pack("<II", Op.LIST, 3) + spawn.bucket(0),
             struct.pack("<II", Op.TREE, 3) + spawn.tree("x"),
+            struct.pack("<II", Op.UNTREE, 3) + spawn.tree("x"),
         ]
         for number in range(1500):
             message = bytearray(random.choice(good))

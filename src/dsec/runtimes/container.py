@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from dsec.errors import BadRequest, IsolationUnavailable
+from dsec.errors import BadRequest, DsecError, IsolationUnavailable
 from dsec.model.ids import SandboxId
-from dsec.model.sandbox import MIB, Flag, Level, Volume
+from dsec.model.sandbox import MIB, Flag, Level, SandboxSpec, Volume
 from dsec.ports.runtime import OnEnded, Plan
 from dsec.ports.storage import Image, Images, Layers
 from dsec.runtimes.cgroups import Hierarchy, flags
+from dsec.runtimes.mounted import MountedImages
 from dsec.runtimes.spawned import SpawnedRuntime, base_flags
 from dsec.runtimes.spawner import Spawner, SpawnerConfig
 from dsec.wire.spawn import CreateRequest
+
+_T = TypeVar("_T")
 
 _FLAGS: Final = frozenset(
     {
@@ -32,6 +37,8 @@ _FLAGS: Final = frozenset(
         Flag.VOLUMES,
     }
 )
+
+_NAMES: Final = 1024  # of images, whose meaning is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +78,14 @@ class ContainerRuntime(SpawnedRuntime):
         self._images = images
         self._layers = layers
         self._mounts = mounts
-        self._trees: dict[str, int] = {}
-        self._resolved: dict[str, str] = {}
-        self._attaching = asyncio.Lock()
+        self._resolved: dict[str, Image] = {}
+        self._mounted = MountedImages(
+            mount=mounts.image,
+            clone=lambda fd: mounts.tree(fd, 0),
+            attach=self._spawner.add_tree,
+            detach=self._spawner.remove_tree,
+        )
+        self._meanings: dict[str, str] = {}  # digests by the names that were asked for
 
     async def _attach_trees(self, spawner: Spawner) -> None:
         rw = self._mounts.tree(self._layers.root_fd(), 0)
@@ -81,43 +93,32 @@ class ContainerRuntime(SpawnedRuntime):
             await spawner.tree("rw", rw)
         finally:
             os.close(rw)
-        for name, fd in self._trees.items():
-            await self._attach(spawner, name, fd)
+        await spawner.forget_trees()  # of an engine before this one, which nobody counts any more
+        await self._mounted.attach_all(spawner.tree)
 
-    async def _attach(self, spawner: Spawner, name: str, fd: int) -> None:
-        clone = self._mounts.tree(fd, 0)
+    async def _resolve(self, name: str) -> Image:
+        """The image of a name, looked up once: what it means stays the same while this engine is open (and not forgotten among many)."""
+        image = self._resolved.get(name)
+        if image is None:
+            image = await self._images.get(name)
+            if len(self._resolved) >= _NAMES:
+                del self._resolved[next(iter(self._resolved))]
+            self._resolved[name] = image
+        return image
+
+    async def _images_of(self, plan: Plan, use: Callable[[list[Image]], Awaitable[_T]]) -> _T:
+        """``use`` the images of a plan, the base first; once more with what their names mean now if one has left the store."""
+        names = (plan.image, *plan.layers)
         try:
-            await spawner.tree(name, clone)
-        finally:
-            os.close(clone)
-
-    async def _layer(self, image: Image) -> str:
-        """The name under which the spawner has this image, mounted there first if need be. We keep the mount too, for its successor."""
-        name = image.digest.replace(":", "-")
-        if name in self._trees:
-            return name
-        async with self._attaching:
-            if name not in self._trees:
-                await self._spawner.ready()
-                fd = await asyncio.to_thread(self._mounts.image, image.path)
-                try:
-                    await self._attach(self._spawner, name, fd)
-                except BaseException:
-                    os.close(fd)
-                    raise
-                self._trees[name] = fd
-        return name
-
-    async def _resolve(self, name: str) -> str:
-        """The layer of an image, looked up once: what a name means stays the same while this engine is open."""
-        layer = await self._layer(await self._images.get(name))
-        self._resolved[name] = layer
-        return layer
+            return await use([await self._resolve(name) for name in names])
+        except FileNotFoundError:
+            for name in names:
+                self._resolved.pop(name, None)
+            return await use([await self._resolve(name) for name in names])
 
     async def _request(self, plan: Plan) -> tuple[CreateRequest, list[int]]:
         await self._spawner.ready()
-        layer = self._resolved.get(plan.image) or await self._resolve(plan.image)
-        over = [self._resolved.get(digest) or await self._resolve(digest) for digest in plan.layers]
+        base, *over = await self._images_of(plan, partial(self._mounted.take, plan.id))
         volumes = await asyncio.to_thread(self._open_volumes, plan.volumes) if plan.volumes else []
         try:
             writable = await self._writable(plan)
@@ -135,7 +136,7 @@ class ContainerRuntime(SpawnedRuntime):
             deadline=int(plan.deadline * 1e9),
             writable=str(writable),
             read_only=plan.read_only,
-            layers=(*over, layer),
+            layers=(*over, base),
             volumes=tuple((volume.target, volume.read_only) for volume in plan.volumes),
         )
         return request, volumes
@@ -143,9 +144,7 @@ class ContainerRuntime(SpawnedRuntime):
     async def rehearse(self, plan: Plan) -> None:
         """See :class:`~dsec.ports.runtime.Runtime`."""
         await self._spawner.ready()
-        for name in (plan.image, *plan.layers):
-            if name not in self._resolved:
-                await self._resolve(name)
+        await self._images_of(plan, self._mounted.ready)
         if plan.volumes:
             for fd in await asyncio.to_thread(self._open_volumes, plan.volumes):
                 os.close(fd)
@@ -185,11 +184,13 @@ class ContainerRuntime(SpawnedRuntime):
             os.close(fd)
 
     async def _discard(self, sandbox: SandboxId) -> None:
-        await self._layers.discard(sandbox)
+        try:
+            await self._layers.discard(sandbox)
+        finally:
+            with contextlib.suppress(DsecError):  # then the next one does it
+                await self._mounted.release(sandbox)
 
     async def close(self) -> None:
         """See :class:`SpawnedRuntime`; the writable layers are closed by whoever opened them."""
         await super().close()
-        for fd in self._trees.values():
-            os.close(fd)
-        self._trees.clear()
+        await self._mounted.close()

@@ -221,6 +221,7 @@ class Spawner:
         self._on_ended = on_ended
         self._on_start = on_start
         self._link: _Link | None = None
+        self._greeted: _Link | None = None  # one that nobody else may use yet: ``on_start`` does
         self._lock = asyncio.Lock()
         self._reviving: asyncio.Task[None] | None = None
         self._pause = 0.0
@@ -257,21 +258,22 @@ class Spawner:
             if answer.errno:
                 raise ProtocolError(f"the spawner refused us: {answer.step}")
             self.pid, self.oom_adj = spawn.decode_hello(answer.body)
-            self._link = link
+            self._greeted = link
             await self._on_start(self)
         except RuntimeUnavailable:
-            self._link = None
             link.close()
             return None
         except BaseException:
-            self._link = None
             link.close()
             raise
+        finally:
+            self._greeted = None
         return link
 
     def _lost(self, link: _Link) -> None:
         """It died under us: start another now, so that deadlines are held and deaths are noticed again."""
-        if self._closed or link is not self._link or (self._reviving and not self._reviving.done()):
+        known = link is self._link or link is self._greeted
+        if self._closed or not known or (self._reviving and not self._reviving.done()):
             return
         loop = asyncio.get_running_loop()
         steady = loop.time() - link.since > _STEADY_SECONDS
@@ -368,17 +370,30 @@ class Spawner:
 
     async def _greeting(self, op: Op, body: bytes = b"", fds: Sequence[int] = ()) -> Answer:
         """As :meth:`_ask`, on the connection that is being made: for ``on_start``, which may not wait for another."""
-        if self._link is None:
+        if self._greeted is None:
             raise RuntimeUnavailable("the spawner is not connected")
-        return await self._link.ask(op, body, fds)
+        return await self._greeted.ask(op, body, fds)
 
     async def tree(self, name: str, fd: int) -> None:
-        """Attach a detached mount under this name; one that is attached already is no error.
+        """As :meth:`add_tree`, for ``on_start``."""
+        self._check_tree(name, await self._greeting(Op.TREE, spawn.tree(name), [fd]))
 
-        Raises: RuntimeUnavailable.
-        """
-        answer = await self._greeting(Op.TREE, spawn.tree(name), [fd])
-        if answer.errno not in (0, errno.EEXIST):
+    async def add_tree(self, name: str, fd: int) -> None:
+        """Attach a detached mount under this name; one that is attached already is no error.  Raises: RuntimeUnavailable."""
+        self._check_tree(name, await self._ask(Op.TREE, spawn.tree(name), [fd]))
+
+    async def remove_tree(self, name: str) -> None:
+        """Detach it; what is made of it goes on. Absent is no error.  Raises: RuntimeUnavailable."""
+        self._check_tree(name, await self._ask(Op.UNTREE, spawn.tree(name)))
+
+    async def forget_trees(self) -> None:
+        """Detach all trees of images, for ``on_start``.  Raises: RuntimeUnavailable."""
+        self._check_tree("", await self._greeting(Op.UNTREE, spawn.tree("")))
+
+    @staticmethod
+    def _check_tree(name: str, answer: Answer) -> None:
+        # One of an earlier release, which lives on for its sandboxes, cannot detach: EPROTO.
+        if answer.errno not in (0, errno.EEXIST, errno.ENOENT, errno.EPROTO):
             raise RuntimeUnavailable(f"tree {name!r}: {os.strerror(answer.errno)} ({answer.step})")
 
     async def create(

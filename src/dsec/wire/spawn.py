@@ -38,6 +38,7 @@ class Op(IntEnum):
     DEADLINE = 6
     LIST = 7
     SHUTDOWN = 8
+    UNTREE = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ def hello() -> bytes:
 
 
 def tree(name: str) -> bytes:
-    """The body of ``TREE``."""
+    """The body of ``TREE`` and of ``UNTREE`` (where "" is every tree but ``rw``)."""
     return _bytes(name)
 
 
