@@ -13,10 +13,11 @@ from dsec.errors import BadRequest, DsecError, RuntimeUnavailable
 from dsec.model.execs import Command, ExecInfo, PtySize
 from dsec.model.ids import ExecId
 from dsec.ports.guest import Guest, GuestExec
+from dsec.runtimes.calls import Unheard, call, tell_all
 from dsec.runtimes.guest_errors import exec_error
 from dsec.runtimes.guest_exec import AttachedExec, Requests, info_of
 from dsec.runtimes.guest_files import FilesOverLink
-from dsec.runtimes.link import Bounds, Link, Unheard, call, outgoing, tell_all
+from dsec.runtimes.link import Bounds, Link, outgoing
 from dsec.wire import guest as wire
 
 CONNECT_SECONDS: Final = 5.0

@@ -13,8 +13,10 @@ from dsec.errors import BadRequest, Conflict, DsecError, ProtocolError, UnknownO
 from dsec.model.execs import Cause, Chunk, Command, ExecInfo, Exit, Stream
 from dsec.model.ids import ExecId
 from dsec.ports.guest import GuestExec
+from dsec.runtimes.channel import Channel, unexpected
+from dsec.runtimes.flow import Inlet, Outlet
 from dsec.runtimes.guest_errors import exec_error
-from dsec.runtimes.link import Channel, Inlet, Link, Outlet, unexpected
+from dsec.runtimes.link import Link
 from dsec.wire import guest as wire
 
 _STREAMS: Final = {1: Stream.STDOUT, 2: Stream.STDERR}

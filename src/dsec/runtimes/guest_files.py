@@ -27,8 +27,11 @@ from dsec.model.files import (
     WriteOptions,
 )
 from dsec.ports.guest import GuestFiles
+from dsec.runtimes.calls import call
+from dsec.runtimes.channel import Channel, Notice, unexpected
+from dsec.runtimes.flow import Inlet, Outlet
 from dsec.runtimes.guest_errors import file_error
-from dsec.runtimes.link import Channel, Inlet, Link, Notice, Outlet, call, unexpected
+from dsec.runtimes.link import Link
 from dsec.wire import guest as wire
 
 _MAX_NAME: Final = 255

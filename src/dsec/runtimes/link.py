@@ -1,4 +1,4 @@
-"""One connection to an init: frames out, frames in, channels, and windows in both directions.
+"""One connection to an init: frames out, frames in, and the channels that they belong to.
 
 Everything that init sends is hostile. A frame that the protocol does not allow ends the connection, and with it every
 operation that was running on it; nothing that init does can make the engine hold more than the bounds below.
@@ -9,20 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from dsec.errors import BadRequest, Busy, DsecError, ProtocolError, RuntimeUnavailable
+from dsec.runtimes.channel import SEND_PIECE, Channel, Notice, unexpected
 from dsec.runtimes.stream import Receiver, Stream
 from dsec.wire import guest as wire
 
-_Answer = TypeVar("_Answer", bound=wire.Message)
-_JOIN_BELOW: Final = 4096
-_JOIN_UP_TO: Final = 65536
-_SEND_PIECE: Final = 131_072
 _LATE_BYTES: Final = 64 * 2**20
 _OUT_HIGH: Final = 512 * 1024
 _OUT_HARD: Final = 16 * 2**20
@@ -50,55 +45,6 @@ class Bounds:
             raise BadRequest(f"window: {self.window} is not from {_LEAST_WINDOW} to {2**31} bytes")
         if not 1 <= self.channels <= 4095:
             raise BadRequest(f"channels: {self.channels} is not from 1 to 4095")
-
-
-class Notice:
-    """Wakes everybody who waits now. Cheap enough to have one per operation."""
-
-    __slots__ = ("_loop", "_waiting")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._waiting: list[asyncio.Future[None]] = []
-
-    def notify(self) -> None:
-        """Wake all."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
-
-    def __await__(self) -> Generator[object, None, None]:
-        future = self._loop.create_future()
-        self._waiting.append(future)
-        try:
-            yield from future
-        finally:
-            if future.cancelled() and future in self._waiting:
-                self._waiting.remove(future)
-
-
-class Channel(ABC):
-    """One operation. ``number`` is 0 while it is not open."""
-
-    number: int = 0
-    window: int = 0
-
-    @abstractmethod
-    def on_frame(self, frame: wire.Frame) -> None:
-        """A frame for this operation.  Raises: ProtocolError: before anything has changed."""
-
-    @abstractmethod
-    def on_lost(self, reason: DsecError) -> None:
-        """The connection ended; the channel is closed already."""
-
-
-def unexpected(frame: wire.Frame, when: str) -> ProtocolError:
-    """A frame of a known or unknown kind that may not come now."""
-    return ProtocolError(
-        f"init sent a frame of kind {frame.kind:#x} {when}", kind=frame.kind, channel=frame.channel
-    )
 
 
 class _Closing(Channel):
@@ -147,10 +93,10 @@ class _Greeting(Channel):
             raise ProtocolError(f"init refused the connection: {text}", errno=message.errno)
         if not isinstance(message, wire.Welcome) or self.welcome.done():
             raise unexpected(frame, "on channel 0")
-        if message.version != wire.VERSION or message.max_payload < _SEND_PIECE:
+        if message.version != wire.VERSION or message.max_payload < SEND_PIECE:
             raise ProtocolError(
                 f"init speaks version {message.version} with payloads of {message.max_payload} bytes; "
-                f"this engine needs version {wire.VERSION} and at least {_SEND_PIECE}"
+                f"this engine needs version {wire.VERSION} and at least {SEND_PIECE}"
             )
         self._settle()
         self.welcome.set_result(message)
@@ -342,253 +288,3 @@ def outgoing(message: wire.Message) -> bytes:
         return message.encode()
     except ProtocolError as wrong:
         raise BadRequest(f"{message.KIND.name.lower()}: {wrong.message}") from None
-
-
-class Call(Channel):
-    """An operation with one answer: ``accepts`` it, or ERROR."""
-
-    def __init__(self, link: Link, accepts: type[wire.Message]) -> None:
-        self._link = link
-        self._accepts = accepts
-        self.answer: asyncio.Future[wire.Message] = link.loop.create_future()
-
-    def on_frame(self, frame: wire.Frame) -> None:
-        message = wire.decode_reply(frame)
-        if not isinstance(message, self._accepts | wire.Error):
-            raise unexpected(frame, f"where {self._accepts.KIND.name} was due")
-        self._link.release(self)
-        if not self.answer.done():
-            self.answer.set_result(message)
-
-    def on_lost(self, reason: DsecError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(reason)
-
-
-async def call(link: Link, message: wire.Message, accepts: type[_Answer]) -> _Answer | wire.Error:
-    """One request and its answer.  Raises: as :meth:`Link.start`."""
-    channel = Call(link, accepts)
-    await link.start(channel, message)
-    try:
-        answer = await channel.answer
-    finally:
-        link.abandon(channel)
-    assert isinstance(answer, accepts | wire.Error)
-    return answer
-
-
-class _Told(Channel):
-    """One of several requests that were sent together; ``error``: the answer was not OK."""
-
-    def __init__(self, link: Link, waiting: set[_Told], answered: Notice) -> None:
-        self._link = link
-        self._waiting = waiting
-        self._answered = answered
-        self.error: wire.Error | None = None
-
-    def on_frame(self, frame: wire.Frame) -> None:
-        message = wire.decode_reply(frame)
-        if isinstance(message, wire.Error):
-            self.error = message
-        elif not isinstance(message, wire.Ok):
-            raise unexpected(frame, "where OK was due")
-        self._link.release(self)
-        self.on_lost(None)
-
-    def on_lost(self, reason: DsecError | None) -> None:
-        """It is over, one way or the other; the link knows which."""
-        self._waiting.discard(self)
-        if not self._waiting:
-            self._answered.notify()
-
-
-async def tell_all(link: Link, kind: wire.Kind, payloads: Sequence[bytes]) -> list[wire.Error | None]:
-    """Requests sent together, each answered by OK (None here) or ERROR.  Raises: as :meth:`Link.start`."""
-    await link.drain()
-    waiting: set[_Told] = set()
-    answered = Notice(link.loop)
-    channels = [_Told(link, waiting, answered) for _ in payloads]
-    waiting.update(channels)
-    try:
-        link.begin_all(channels, kind, payloads)
-        while waiting:
-            await answered
-    finally:
-        for channel in tuple(waiting):
-            link.abandon(channel)
-    if link.failure is not None:
-        raise link.gone()
-    return [channel.error for channel in channels]
-
-
-class Unheard(Channel):
-    """An operation whose answer nobody waits for."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def on_frame(self, frame: wire.Frame) -> None:
-        if not isinstance(wire.decode_reply(frame), wire.Ok | wire.Error):
-            raise unexpected(frame, "where OK was due")
-        self._link.release(self)
-
-    def on_lost(self, reason: DsecError) -> None:
-        """Nobody waits."""
-
-
-class Piece:
-    """Bytes of one stream that wait for the consumer; small neighbours are joined."""
-
-    __slots__ = ("data", "offset", "stream")
-
-    def __init__(self, stream: int, offset: int, data: bytes) -> None:
-        self.stream = stream
-        self.offset = offset
-        self.data: bytes | bytearray = data
-
-
-class Inlet:
-    """What init has sent on one channel and the consumer has not taken: at most ``window`` bytes."""
-
-    __slots__ = (
-        "_channel",
-        "_credit",
-        "_dropping",
-        "_link",
-        "_owed",
-        "_queue",
-        "_tails",
-        "_window",
-        "arrived",
-    )
-
-    def __init__(self, link: Link, channel: Channel, window: int) -> None:
-        self._link = link
-        self._channel: Channel | None = channel
-        self._window = self._credit = window
-        self._owed = 0
-        self._queue: deque[Piece] = deque()
-        self._tails: dict[int, Piece] = {}
-        self._dropping = False
-        self.arrived = Notice(link.loop)
-
-    def check(self, frame: wire.Frame, count: int) -> None:
-        """Raises: ProtocolError: more than the credit, or a frame with nothing in it."""
-        if count > self._credit:
-            raise ProtocolError(
-                f"init sent {count} bytes with {self._credit} bytes of credit", channel=frame.channel
-            )
-        if count == 0 and not frame.end:
-            raise ProtocolError("init sent an empty DATA frame", channel=frame.channel)
-
-    def put(self, stream: int, offset: int, data: bytes) -> None:
-        """Keep ``data``, which was checked, for the consumer."""
-        if not data:
-            return
-        self._credit -= len(data)
-        if self._dropping:
-            self._consumed(len(data))
-            return
-        tail = self._tails.get(stream) if len(data) < _JOIN_BELOW else None
-        if tail is not None and len(tail.data) < _JOIN_UP_TO:
-            if isinstance(tail.data, bytes):
-                tail.data = bytearray(tail.data)
-            tail.data += data
-            return
-        piece = Piece(stream, offset, data)
-        self._queue.append(piece)
-        self._tails[stream] = piece
-        self.arrived.notify()
-
-    def pop(self) -> Piece | None:
-        """The next piece, whose credit goes back to init; None when there is none now."""
-        if not self._queue:
-            return None
-        piece = self._queue.popleft()
-        if self._tails.get(piece.stream) is piece:
-            del self._tails[piece.stream]
-        self._consumed(len(piece.data))
-        return piece
-
-    def finish(self) -> None:
-        """Init sends no more. Also ends the cycle of references between an operation and what it holds."""
-        self._channel = None
-        self.arrived.notify()
-
-    def drop(self) -> None:
-        """Forget what is held and all that follows."""
-        self._dropping = True
-        while self.pop() is not None:
-            pass
-
-    def _consumed(self, count: int) -> None:
-        self._owed += count
-        channel = self._channel
-        if self._owed * 4 >= self._window and channel is not None and channel.number:
-            self._link.write(wire.Credit(self._owed).frame(channel.number))
-            self._credit += self._owed
-            self._owed = 0
-
-
-class Outlet:
-    """Bytes towards init, within its credit and what the transport takes. ``close`` lets every sender go."""
-
-    __slots__ = ("_channel", "_closed", "_credit", "_granted", "_link", "_turn")
-
-    def __init__(self, link: Link, channel: Channel) -> None:
-        self._link = link
-        self._channel = channel
-        self._credit = wire.INITIAL_CREDIT
-        self._closed = False
-        self._granted = Notice(link.loop)
-        self._turn = asyncio.Lock()
-
-    def grant(self, frame: wire.Frame) -> None:
-        """A CREDIT frame.  Raises: ProtocolError: more credit than there were bytes."""
-        more = wire.Credit.decode(frame.payload).bytes
-        if frame.flags or self._credit + more > wire.INITIAL_CREDIT:
-            raise ProtocolError(f"init gave {more} bytes of credit too much", channel=frame.channel)
-        self._credit += more
-        self._granted.notify()
-
-    def close(self) -> None:
-        """Nothing more can be sent."""
-        self._closed = True
-        self._granted.notify()
-
-    async def send(self, data: bytes | memoryview, *, end: bool = False) -> bool:
-        """Send all of ``data`` in order, then ``end``; False when the operation ended before that.
-
-        Raises:
-            RuntimeUnavailable: init is gone.
-        """
-        async with self._turn:
-            view = memoryview(data).cast("B")
-            while view:
-                count = await self._room(len(view))
-                if not count:
-                    return False
-                last = end and count == len(view)
-                self._link.write(wire.encode_data(self._channel.number, view[:count], end=last))
-                self._credit -= count
-                view = view[count:]
-                end = end and not last
-            if end and await self._ready():
-                self._link.write(wire.encode_data(self._channel.number, b"", end=True))
-            return self._open()
-
-    def _open(self) -> bool:
-        return not self._closed and self._channel.number != 0
-
-    async def _ready(self) -> bool:
-        if not self._closed:
-            await self._link.drain()
-        return self._open()
-
-    async def _room(self, wanted: int) -> int:
-        """How much may go now, waiting until it is something; 0 when the operation ended."""
-        while await self._ready():
-            if self._credit:
-                return min(wanted, self._credit, _SEND_PIECE)
-            await self._granted
-        return 0
