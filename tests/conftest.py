@@ -21,7 +21,7 @@ MAY_BLOCK = (
     # Names of sockets in /run, which is memory: a few microseconds.
     ("dsec/runtimes/spawned.py", "os.unlink"),
     # One directory, and two files of sysfs, of a layer that was in use within the last minute.
-    ("dsec/stores/layers.py", "os.stat"),
+    ("dsec/stores/slots.py", "os.stat"),
     ("dsec/stores/btrfs.py", "os.read"),
     # Three empty directories at the end of a sandbox of level `process`.
     ("dsec/runtimes/homes.py", "os.rmdir"),
