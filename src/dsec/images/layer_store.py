@@ -14,7 +14,8 @@ from dsec.errors import StorageFull, StoreDamaged
 from dsec.images.builds import locked, work_directory
 from dsec.images.shelf import Shelf
 from dsec.images.system import make_erofs, require_builder
-from dsec.images.tree import tree_digest
+from dsec.images.tools import Check, unstoppable
+from dsec.images.tree import has_attributes, tree_digest
 from dsec.ports.storage import Image
 
 
@@ -29,23 +30,26 @@ class LayerStore:
         self._root = root
         self._shelf = Shelf(root)
 
-    async def keep(self, key: str, fill: Callable[[Path], None]) -> Image:
+    async def keep(self, key: str, fill: Callable[[Path], None], *, check: Check = unstoppable) -> Image:
         """The layer of that key, made by ``fill`` (in a thread, given an empty directory) when there is none yet.
 
-        Two who ask at once make it once. One that fails, or is killed, leaves nothing.
+        Two who ask at once make it once. One that fails, or is killed, leaves nothing. Whiteouts and extended attributes are kept.
+
+        Args:
+            check: called again and again while this waits for another, and between the steps; what it raises ends the work.
 
         Raises:
             Unsupported: it cannot be made on this machine. StorageFull, StoreDamaged, Busy. What ``fill`` raises.
         """
-        return await to_thread.run_sync(self._keep, key, fill)
+        return await to_thread.run_sync(self._keep, key, fill, check)
 
-    def _keep(self, key: str, fill: Callable[[Path], None]) -> Image:
+    def _keep(self, key: str, fill: Callable[[Path], None], check: Check) -> Image:
         self._shelf.prepare()
         found = self._find(key)
         if found is not None:
             return found
-        with locked(self._root / "locks" / key):
-            return self._find(key) or self._make(key, fill)
+        with locked(self._root / "locks" / key, check=check):
+            return self._find(key) or self._make(key, fill, check)
 
     def _find(self, key: str) -> Image | None:
         """None when there is none, or what there is was damaged: it is made again."""
@@ -54,15 +58,17 @@ class LayerStore:
             return self._shelf.load(key, key, meaning) if meaning is not None else None
         return None
 
-    def _make(self, key: str, fill: Callable[[Path], None]) -> Image:
+    def _make(self, key: str, fill: Callable[[Path], None], check: Check) -> Image:
         tool = require_builder()
         try:
             with work_directory(self._root) as work:
                 tree, file = work / "tree", work / "image"
                 tree.mkdir(mode=0o755)
                 fill(tree)
+                check()
                 digest = tree_digest(tree)
-                make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])))
+                check()
+                make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])), attributes=has_attributes(tree))
                 with locked(self._root / "lock"):
                     return self._shelf.publish(key, key, file, {"digest": digest})
         except OSError as error:

@@ -127,14 +127,20 @@ def build_tree(root: Path, packages: Iterable[Package], progress: Progress) -> N
     _settle(root, newest)
 
 
-def make_erofs(tool: str, tree: Path, target: Path, uuid: str) -> None:
+def make_erofs(tool: str, tree: Path, target: Path, uuid: str, *, attributes: bool = False) -> None:
     """Write ``tree`` as an EROFS image, uncompressed, mtimes kept.
+
+    Args:
+        attributes: keep extended ones, those of this machine (security.selinux) too.
 
     Raises:
         Unsupported: mkfs.erofs failed; its own words are in the message.
         OSError: no space.
     """
-    command = [tool, "--quiet", "--preserve-mtime", "-x-1", f"-U{uuid}", str(target), str(tree)]
+    tolerance = (
+        "-x2" if attributes else "-x-1"
+    )  # how often one is stored before it is shared; negative: not at all
+    command = [tool, "--quiet", "--preserve-mtime", tolerance, f"-U{uuid}", str(target), str(tree)]
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", env=environment(), check=False
     )

@@ -21,7 +21,7 @@ def tree_digest(root: Path) -> str:
     Covered: path, type, mode, uid, gid, mtime, size, extended attributes, content or target. Not covered: inode numbers,
     the order on disk, access times, and which files are hard links of one another (a link counts as a file).
 
-    Raises: OSError: something could not be read, or is neither a file, a directory nor a symlink (EINVAL).
+    Raises: OSError: something could not be read, or is a device (EINVAL): none but whiteouts (0:0) is kept in a tree.
     """
     digest = hashlib.sha256(_FORMAT)
     for path, info in _walk(root):
@@ -30,6 +30,11 @@ def tree_digest(root: Path) -> str:
             digest.update(part)
         digest.update(b"\n")
     return f"sha256:{digest.hexdigest()}"
+
+
+def has_attributes(root: Path) -> bool:
+    """Whether anything below has an extended attribute that the digest covers.  Raises: OSError."""
+    return any(_attributes(path) for path, _ in _walk(root))
 
 
 def file_digest(path: Path) -> str:
@@ -57,10 +62,14 @@ def _record(relative: Path, path: Path, info: os.stat_result) -> Iterable[bytes]
     yield kind
     yield numbers.encode()
     yield content
-    for name in sorted(os.listxattr(path, follow_symlinks=False)):
-        if name not in _FOREIGN_XATTRS:
-            yield os.fsencode(name)
-            yield os.getxattr(path, name, follow_symlinks=False)
+    for name in _attributes(path):
+        yield os.fsencode(name)
+        yield os.getxattr(path, name, follow_symlinks=False)
+
+
+def _attributes(path: Path) -> list[str]:
+    """Their names, sorted."""
+    return sorted(name for name in os.listxattr(path, follow_symlinks=False) if name not in _FOREIGN_XATTRS)
 
 
 def _content(path: Path, info: os.stat_result) -> tuple[bytes, int, bytes]:
@@ -72,4 +81,10 @@ def _content(path: Path, info: os.stat_result) -> tuple[bytes, int, bytes]:
     if stat.S_ISREG(info.st_mode):
         with path.open("rb", buffering=0) as file:
             return b"file", info.st_size, hashlib.file_digest(file, "sha256").digest()
-    raise OSError(errno.EINVAL, "neither a file, a directory nor a symlink", str(path))
+    if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
+        return b"whiteout", 0, b""
+    if stat.S_ISFIFO(info.st_mode):
+        return b"fifo", 0, b""
+    if stat.S_ISSOCK(info.st_mode):
+        return b"socket", 0, b""
+    raise OSError(errno.EINVAL, "a device", str(path))
