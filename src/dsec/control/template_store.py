@@ -6,7 +6,6 @@ tag was set. A tag is set by renaming a file: whoever reads it sees the old mean
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -19,8 +18,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from dsec.errors import BadRequest, Denied, DsecError, NotFound, StorageFull, StoreDamaged
-from dsec.images.shelf import write_whole
+from dsec.errors import BadRequest, Busy, Denied, DsecError, NotFound, StoreDamaged
+from dsec.images.builds import open_lock
+from dsec.images.disk import MOST_BYTES, damaged, read_small, typed
+from dsec.images.shelf import DIGEST, write_whole
 from dsec.model.built import Built, Note, Tagged
 from dsec.model.checks import shown
 from dsec.templates.dump import canonical_json
@@ -33,7 +34,10 @@ _REFERENCE: Final = re.compile(
     r"(?P<name>[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-_HISTORY: Final = 1000  # lines that are shown
+_HISTORY: Final = 1000  # lines that are shown, and kept when there are more than
+_HISTORY_MOST: Final = 2000
+_TAG_BYTES: Final = 4096
+_HINT: Final = "build the template again"
 
 
 class TemplateStore:
@@ -60,26 +64,26 @@ class TemplateStore:
         return built
 
     def tags(self) -> tuple[Tagged, ...]:
-        """What every tag means, by name and tag."""
+        """What every tag means, by name and tag.  Raises: StoreDamaged, Denied."""
         found = []
-        for path in sorted(self._root.glob("tags/*/[!.]*")):  # not what is being written
+        for path in self._tag_files():
             with suppress(FileNotFoundError):
-                info = path.stat()
-                found.append(
-                    Tagged(
-                        name=path.parent.name,
-                        tag=path.name,
-                        digest=path.read_text().strip(),
-                        at=info.st_mtime,
-                    )
-                )
+                digest, at = _meant(path), path.lstat().st_mtime
+                found.append(Tagged(name=path.parent.name, tag=path.name, digest=digest, at=at))
         return tuple(found)
 
+    def _tag_files(self, name: str = "") -> list[Path]:
+        """Of one name or of all, without those that are being written.  Raises: StoreDamaged, Denied."""
+        tags = self._root / "tags"
+        with typed(self._root):
+            directories = [tags / name] if name else _listed(tags)
+            return [path for each in directories for path in _listed(each) if not path.name.startswith(".")]
+
     def history(self, name: str) -> tuple[Tagged, ...]:
-        """The latest thousand times that a tag of that name was set, oldest first.  Raises: BadRequest."""
+        """The latest thousand times that a tag of that name was set, oldest first.  Raises: BadRequest, StoreDamaged, Denied."""
         name, _, _ = _parsed(name)
         try:
-            lines = (self._root / "history" / name).read_text().splitlines()[-_HISTORY:]
+            lines = read_small(self._root / "history" / name).splitlines()[-_HISTORY:]
         except FileNotFoundError:
             return ()
         return tuple(tagged for line in lines if (tagged := _tagged(line)) is not None)
@@ -100,7 +104,7 @@ class TemplateStore:
             raise BadRequest(f"template: {reference} names no tag", hint="NAME:TAG")
         with self._alone():
             (self._root / "tags" / name / tag).unlink(missing_ok=True)
-            if any(each.name == name for each in self.tags()):
+            if self._tag_files(name):
                 return ()
             gone = tuple(self._of(name))
             for built in gone:
@@ -118,37 +122,35 @@ class TemplateStore:
     def _set(self, name: str, tag: str, digest: str) -> None:
         path = self._root / "tags" / name / tag
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            if path.read_text().strip() == digest:
+        with suppress(FileNotFoundError, StoreDamaged):  # what was damaged is whole again
+            if _meant(path) == digest:
                 return
         said = asdict(Tagged(name=name, tag=tag, digest=digest, at=time.time()))
         log = self._root / "history" / name
         log.parent.mkdir(mode=0o700, exist_ok=True)
-        with log.open("ab+") as lines:
-            torn = lines.tell() and (lines.seek(-1, os.SEEK_END), lines.read(1))[1] != b"\n"
-            lines.write((("\n" if torn else "") + json.dumps(said) + "\n").encode())
+        _note(log, json.dumps(said).encode())
         write_whole(path, digest.encode())
 
     def _meaning(self, name: str, tag: str, reference: str) -> str:
         try:
-            return (self._root / "tags" / name / tag).read_text().strip()
+            return _meant(self._root / "tags" / name / tag)
         except FileNotFoundError:
             raise _nothing(reference) from None
 
     def _load(self, digest: str, reference: str) -> Built:
         path = self._path(digest)
         try:
-            value = json.loads(path.read_bytes())
+            value = json.loads(read_small(path))
             built = _from_json(value)
         except FileNotFoundError:
             raise _nothing(reference) from None
-        except (ValueError, KeyError, TypeError, DsecError) as error:
-            raise StoreDamaged(
-                f"{path} is no built template: {error}", hint="build the template again"
-            ) from error
+        except (Denied, Busy):
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DsecError) as error:
+            raise StoreDamaged(f"{path} is no built template: {error}", hint=_HINT) from error
         made_of = digest_of(blueprint_of(built.template), built.base_digest, built.layers, built.lock)
         if not built.digest == made_of == digest:
-            raise StoreDamaged(f"{path} holds {made_of}, not {digest}", hint="build the template again")
+            raise StoreDamaged(f"{path} holds {made_of}, not {digest}", hint=_HINT)
         return built
 
     def _is_whole(self, digest: str) -> bool:
@@ -163,23 +165,16 @@ class TemplateStore:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Changing what is there.  Raises: StorageFull, Denied."""
-        try:
+        """Changing what is there.  Raises: StorageFull, Denied, StoreDamaged."""
+        with typed(self._root):
             for directory in (self._root, self._root / "built"):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = open_lock(self._root / "lock")
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 yield
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Denied
-            raise kind(
-                f"{self._root} cannot be written: {error.strerror}",
-                hint="free some space there, or let it belong to whoever runs this",
-                errno=error.errno,
-            ) from error
 
 
 def digest_of(blueprint: str, base: str, layers: Sequence[str], lock: str) -> str:
@@ -199,12 +194,50 @@ def _parsed(reference: str) -> tuple[str, str, str]:
     return found["name"], found["tag"] or LATEST, found["digest"] or ""
 
 
-def _tagged(line: str) -> Tagged | None:
+def _listed(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _meant(path: Path) -> str:
+    """The digest that a tag means.  Raises: FileNotFoundError, StoreDamaged, Denied."""
+    digest = read_small(path, _TAG_BYTES).decode("utf-8", "replace").strip()
+    if not DIGEST.fullmatch(digest):
+        raise damaged(path, "names no digest")
+    return digest
+
+
+def _note(log: Path, line: bytes) -> None:
+    """One more line at the end; the oldest go when there are too many, so that it is never read but whole.
+
+    A line that was cut off before is ended, so that it spoils no other.  Raises: OSError, StoreDamaged.
+    """
+    try:
+        lines = read_small(log).splitlines()
+    except FileNotFoundError:
+        lines = []
+    except StoreDamaged:
+        if not log.is_file() or log.stat().st_size <= MOST_BYTES:
+            raise
+        lines = [b""] * _HISTORY_MOST  # far too long: begun anew
+    if len(lines) >= _HISTORY_MOST:
+        write_whole(log, b"".join(each + b"\n" for each in [*lines[1 - _HISTORY :], line] if each))
+        return
+    with log.open("ab+") as file:
+        torn = file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+        file.write((b"\n" if torn else b"") + line + b"\n")
+
+
+def _tagged(line: bytes) -> Tagged | None:
     """None: it was cut off, by a full disk or a loss of power."""
     try:
-        return Tagged(**json.loads(line))
-    except (ValueError, TypeError):
+        found = Tagged(**json.loads(line))
+    except (ValueError, TypeError, RecursionError):
         return None
+    texts = all(isinstance(each, str) for each in (found.name, found.tag, found.digest))
+    return found if texts and isinstance(found.at, int | float) else None
 
 
 def _nothing(reference: str) -> NotFound:

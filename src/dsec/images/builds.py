@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.errors import Busy
+from dsec.images.disk import typed
 from dsec.images.tools import Check, unstoppable
 
 _WAIT_SECONDS: Final = 1800.0
@@ -24,9 +25,11 @@ _LOOK_SECONDS: Final = 0.05
 def locked(path: Path, *, seconds: float = _WAIT_SECONDS, check: Check = unstoppable) -> Iterator[None]:
     """Alone among all processes. Blocking.
 
-    Raises: Busy: another one has it, and does not end.
+    Raises:
+        Busy: another one has it, and does not end.
+        Denied, StorageFull, StoreDamaged: the lock cannot be made.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_lock(path)
     try:
         deadline = time.monotonic() + seconds
         while not try_lock(descriptor):
@@ -46,9 +49,9 @@ def locked(path: Path, *, seconds: float = _WAIT_SECONDS, check: Check = unstopp
 @contextmanager
 def work_directory(root: Path) -> Iterator[Path]:
     """A new directory in ``root/building``, gone afterwards; what dead builders left there goes first. Blocking."""
-    with locked(root / "lock", seconds=_SHORT_SECONDS):
+    with locked(root / "lock", seconds=_SHORT_SECONDS), typed(root):
         for path in abandoned(root / "building"):
-            shutil.rmtree(path)
+            remove(path)
         work = root / "building" / secrets.token_hex(8)
         work.mkdir(mode=0o700)
         descriptor = os.open(work / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,6 +77,20 @@ def abandoned(building: Path) -> Iterator[Path]:
             os.close(descriptor)
         if dead:
             yield path
+
+
+def remove(path: Path) -> None:
+    """A file, or a directory with all in it; absent is no error.  Raises: OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor that can be locked; the file is made when absent.  Raises: Denied, StorageFull, StoreDamaged, Busy."""
+    with typed(path.parent):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def try_lock(descriptor: int) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from dsec.images.builds import abandoned, try_lock
+from dsec.images.builds import abandoned, open_lock, remove, try_lock
 
 _GRACE: Final = 3600.0  # seconds: somebody may have looked up its name a moment ago
 
@@ -30,7 +29,7 @@ def collect(root: Path, *, budget: int | None = None, grace: float = _GRACE) -> 
     """
     if not root.is_dir():
         return ()
-    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_lock(root / "lock")
     try:
         if not try_lock(descriptor):
             return ()
@@ -106,8 +105,5 @@ def _remove_all(paths: Iterator[Path]) -> tuple[Path, ...]:
     """All found before the first is removed."""
     found = tuple(paths)
     for path in found:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
     return found

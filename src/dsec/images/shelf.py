@@ -1,28 +1,34 @@
 """The image store on disk, without building: which image a name means, whether its file is still what was stored.
 
 ``images/<digest>.erofs`` the image, ``.json`` what is known of it, ``.checked`` when it was last read in full, ``.used`` (its
-time: when it was last asked for); ``names/<key>`` what a name means; ``held/<digest>.<owner>`` a reference.
+time: when it was last asked for); ``names/<key>`` what a name means; ``held/<digest>.<owner>`` a reference, which may name the
+home of the engine that has it. Whatever else is found in their places is an error of this project, with a hint.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from dsec.errors import BadRequest, NotFound, StoreDamaged
+from dsec.errors import BadRequest, Denied, NotFound, StoreDamaged
+from dsec.images.disk import damaged, of_disk, read_small, typed
 from dsec.images.tree import file_digest
 from dsec.ports.storage import Image, ImageConfig
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_STAMP_BYTES: Final = 4096
 _DIRECTORIES: Final = ("images", "names", "building", "locks", "held")
 
 Meaning = Mapping[str, Any]
@@ -40,28 +46,26 @@ class Shelf:
         self.root = root
 
     def prepare(self) -> None:
-        """Make the directories (mode 0700) when absent.  Raises: OSError."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in _DIRECTORIES:
-            (self.root / name).mkdir(mode=0o700, exist_ok=True)
+        """Make the directories (mode 0700) when absent.  Raises: Denied, StorageFull, StoreDamaged."""
+        with typed(self.root):
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in _DIRECTORIES:
+                (self.root / name).mkdir(mode=0o700, exist_ok=True)
 
     def meaning(self, key: str) -> Meaning | None:
         """What a name stands for, None when it was never built.  Raises: StoreDamaged."""
         path = self.root / "names" / key
         try:
-            meaning = read_json(path)
+            return _checked(path, read_json(path))
         except FileNotFoundError:
             return None
-        if not DIGEST.fullmatch(str(meaning.get("digest"))):
-            raise StoreDamaged(
-                f"{path} names no digest", hint=f"remove {path}; the image is built again", path=str(path)
-            )
-        return meaning
 
     def names(self) -> Iterator[tuple[str, Meaning]]:
         """Every name with what it stands for, sorted.  Raises: StoreDamaged."""
         found = []
-        for path in (self.root / "names").iterdir():
+        with typed(self.root):
+            paths = sorted((self.root / "names").iterdir())
+        for path in paths:
             meaning = None if path.name.startswith(".") else self.meaning(path.name)
             if meaning is not None:
                 found.append((str(meaning.get("name", path.name)), meaning))
@@ -76,10 +80,12 @@ class Shelf:
             stamp = _stamp(image.path)
             if full or _read_text(stamp_path) != stamp:
                 self._check(key, name, image.path, facts)
-                write_whole(stamp_path, stamp.encode())
+                with _writable(self.root):
+                    write_whole(stamp_path, stamp.encode())
         except FileNotFoundError as error:
             raise self._damaged(key, name, f"{error.filename} is missing") from error
-        image.path.with_suffix(".used").touch(mode=0o600)
+        with _writable(self.root):
+            image.path.with_suffix(".used").touch(mode=0o600)
         return image
 
     def image(self, name: str, meaning: Meaning) -> Image:
@@ -90,7 +96,7 @@ class Shelf:
             name=name,
             digest=digest,
             path=self.root / "images" / f"{digest.removeprefix('sha256:')}.erofs",
-            sources=tuple(meaning.get("sources", ())),
+            sources=_texts(meaning.get("sources")),
             config=_config(config) if isinstance(config, dict) else None,
         )
 
@@ -98,13 +104,22 @@ class Shelf:
         """The image of that tree, whether or not a name stands for it; None when it is not stored.  Raises: StoreDamaged."""
         path = self.root / "images" / f"{digest.removeprefix('sha256:')}.json"
         try:
-            facts = read_json(path)
+            facts = _checked(path, read_json(path))
         except FileNotFoundError:
             return None
+        if facts["digest"] != digest:
+            raise damaged(path, f"is of {facts['digest']}")
         return self.load("", name, facts)
 
     def publish(self, key: str, name: str, file: Path, meaning: Meaning) -> Image:
-        """Take ``file`` in. File first, then facts, then the name: who sees the name sees a whole image.  Raises: OSError."""
+        """Take ``file`` in. File first, then facts, then the name: who sees the name sees a whole image.
+
+        Raises: Denied, StorageFull, StoreDamaged.
+        """
+        with typed(self.root):
+            return self._publish(key, name, file, meaning)
+
+    def _publish(self, key: str, name: str, file: Path, meaning: Meaning) -> Image:
         image = self.image(name, meaning)
         config = {"config": asdict(image.config)} if image.config else {}
         known = {"digest": image.digest, "sources": image.sources, **config}
@@ -127,18 +142,26 @@ class Shelf:
         except (FileNotFoundError, StoreDamaged):
             return False
 
-    def hold(self, digest: str, owner: str) -> None:
-        """Note that ``owner`` needs an image, until :meth:`release`.  Raises: NotFound, BadRequest."""
+    def hold(self, digest: str, owner: str, home: Path | None = None) -> None:
+        """Note that ``owner`` needs an image, until :meth:`release` or, when a home is given, until that directory is gone.
+
+        Raises: NotFound, BadRequest, Denied, StorageFull, StoreDamaged.
+        """
         path = self._reference(digest, owner)
-        path.touch(mode=0o600)
-        # After the reference: a collector that looked before it was there has removed the image by now, or never will.
-        if not (self.root / "images" / f"{digest.removeprefix('sha256:')}.erofs").exists():
-            path.unlink(missing_ok=True)
-            raise NotFound(f"no image {digest} is stored", hint="get it by name first", digest=digest)
+        with typed(self.root):
+            content = b"" if home is None else os.fsencode(home.absolute())
+            if _read_bytes(path) != content:
+                write_whole(path, content)
+            # After the reference: a collector that looked before it was there has removed the image by now, or never will.
+            if not (self.root / "images" / f"{digest.removeprefix('sha256:')}.erofs").exists():
+                path.unlink(missing_ok=True)
+                raise NotFound(f"no image {digest} is stored", hint="get it by name first", digest=digest)
 
     def release(self, digest: str, owner: str) -> None:
-        """Absent is not an error.  Raises: BadRequest."""
-        self._reference(digest, owner).unlink(missing_ok=True)
+        """Absent is not an error.  Raises: BadRequest, Denied, StoreDamaged."""
+        path = self._reference(digest, owner)
+        with typed(self.root):
+            path.unlink(missing_ok=True)
 
     def _reference(self, digest: str, owner: str) -> Path:
         if not DIGEST.fullmatch(digest):
@@ -152,7 +175,8 @@ class Shelf:
         return self.root / "held" / f"{digest.removeprefix('sha256:')}.{owner}"
 
     def _check(self, key: str, name: str, path: Path, facts: Meaning) -> None:
-        found = file_digest(path)
+        with typed(self.root):
+            found = file_digest(path)
         if found != facts.get("file"):
             raise self._damaged(key, name, f"{path} holds {found}, not {facts.get('file')}")
 
@@ -166,18 +190,32 @@ class Shelf:
 
 
 def read_json(path: Path) -> Meaning:
-    """Raises: FileNotFoundError, StoreDamaged."""
+    """Raises: FileNotFoundError, Denied, StoreDamaged."""
     try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise StoreDamaged(
-            f"{path} is not JSON: {error}", hint=f"remove {path}; the image is built again", path=str(path)
-        ) from error
+        value = json.loads(read_small(path))
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise StoreDamaged(
-            f"{path} is not a JSON object", hint=f"remove {path}; the image is built again", path=str(path)
-        )
+        raise damaged(path, "is not a JSON object")
     return value
+
+
+def _checked(path: Path, meaning: Meaning) -> Meaning:
+    """Raises: StoreDamaged: it has no digest."""
+    if not DIGEST.fullmatch(str(meaning.get("digest"))):
+        raise damaged(path, "names no digest")
+    return meaning
+
+
+@contextmanager
+def _writable(root: Path) -> Iterator[None]:
+    """Notes of one who reads: a store that is mounted read-only is read all the same, and nobody collects there."""
+    try:
+        with typed(root):
+            yield
+    except Denied as error:
+        if error.facts.get("errno") != errno.EROFS:
+            raise
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -202,24 +240,43 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def _config(value: Mapping[str, Any]) -> ImageConfig:
     return ImageConfig(
-        env=tuple(value.get("env", ())),
+        env=_texts(value.get("env")),
         working_dir=str(value.get("working_dir", "")),
         user=str(value.get("user", "")),
-        entrypoint=tuple(value.get("entrypoint", ())),
-        cmd=tuple(value.get("cmd", ())),
+        entrypoint=_texts(value.get("entrypoint")),
+        cmd=_texts(value.get("cmd")),
     )
 
 
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
 def _stamp(path: Path) -> str:
-    """What must not have changed since a file was checked. A change time cannot be set, and a boot ends all trust."""
-    info = path.stat()
+    """What must not have changed since a file was checked. A change time cannot be set, and a boot ends all trust.
+
+    Raises: FileNotFoundError, StoreDamaged, Denied.
+    """
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise of_disk(error, path) from error
+    if not stat.S_ISREG(info.st_mode):
+        raise damaged(path, "is no file")
     boot = _BOOT_ID.read_text().strip()
     return f"{boot} {info.st_dev} {info.st_ino} {info.st_mtime_ns} {info.st_ctime_ns} {info.st_size}"
 
 
 def _read_text(path: Path) -> str:
-    """Content, "" when absent."""
+    """Content, "" when absent or damaged."""
+    return (_read_bytes(path) or b"").decode("utf-8", "replace")
+
+
+def _read_bytes(path: Path) -> bytes | None:
+    """Content of a few bytes, None when absent or damaged."""
     try:
-        return path.read_text()
-    except FileNotFoundError:
-        return ""
+        return read_small(path, _STAMP_BYTES)
+    except (FileNotFoundError, StoreDamaged):
+        return None

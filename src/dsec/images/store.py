@@ -20,6 +20,7 @@ from dsec.errors import Conflict, NotFound, StorageFull, Unsupported
 from dsec.images import debian, oci, registry
 from dsec.images.bases import default_table, resolve
 from dsec.images.builds import locked, work_directory
+from dsec.images.disk import of_disk, typed
 from dsec.images.names import HINT, HOST, SYSTEM, BaseName, parse
 from dsec.images.packages import fingerprint, system_packages
 from dsec.images.shelf import DIGEST, Meaning, Shelf
@@ -70,12 +71,12 @@ class ImageStore(Images):
         if name.startswith("sha256:"):
             return await to_thread.run_sync(self._stored, name)
         asked = parse(name)
-        return await _attended(lambda check: self._get(asked, False, check))
+        return await _attended(lambda check: self._get(asked, False, check), self._root)
 
     async def refresh(self, name: str) -> Image:
         """The same, built or fetched anew also when it is stored; images that were replaced stay until they are collected."""
         asked = parse(name)
-        return await _attended(lambda check: self._get(asked, True, check))
+        return await _attended(lambda check: self._get(asked, True, check), self._root)
 
     async def list(self) -> tuple[Image, ...]:
         """See :class:`~dsec.ports.storage.Images`."""
@@ -85,12 +86,15 @@ class ImageStore(Images):
         """The image after reading all of its file, whatever was checked before.  Raises: NotFound, StoreDamaged."""
         return await to_thread.run_sync(self._verify, name)
 
-    async def hold(self, digest: str, owner: str) -> None:
+    async def hold(self, digest: str, owner: str, home: Path | None = None) -> None:
         """Keep the image of that tree until ``owner`` releases it, also when its name means another one.
 
-        Raises: NotFound, BadRequest.
+        Args:
+            home: of the engine that needs it, if one does: when that directory is gone, so is the need.
+
+        Raises: NotFound, BadRequest, Denied, StorageFull.
         """
-        await to_thread.run_sync(self._shelf.hold, digest, owner)
+        await to_thread.run_sync(self._shelf.hold, digest, owner, home)
 
     async def release(self, digest: str, owner: str) -> None:
         """The end of :meth:`hold`; absent is not an error.  Raises: BadRequest."""
@@ -188,7 +192,7 @@ class ImageStore(Images):
                     hint="300 MB are needed, or three times the image",
                     path=str(self._root),
                 ) from error
-            raise
+            raise of_disk(error, self._root) from error
         self._progress("done")
         return image
 
@@ -228,7 +232,7 @@ class ImageStore(Images):
         return _Made(sources=(found.source,), config=found.config, unpacked=unpacked)
 
 
-async def _attended(work: Callable[[Check], Image]) -> Image:
+async def _attended(work: Callable[[Check], Image], place: Path) -> Image:
     """In a thread. When the caller is cancelled, the work ends within moments and leaves nothing."""
     unwanted = threading.Event()
 
@@ -238,7 +242,8 @@ async def _attended(work: Callable[[Check], Image]) -> Image:
             raise Stopped
 
     try:
-        return await to_thread.run_sync(work, check)
+        with typed(place):
+            return await to_thread.run_sync(work, check)
     finally:
         unwanted.set()  # a task that asyncio itself cancels leaves its thread behind
 
