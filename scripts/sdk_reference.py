@@ -328,7 +328,7 @@ def aliases() -> list[str]:
     """Types of arguments that have a name of their own."""
     source = Source.of(requests)
     lines = ["## Types of arguments", ""]
-    for name in ("Argv", "Content", "Volumes"):
+    for name in ("Argv", "Content", "VolumeList"):
         stands_for, meaning = source.alias(name)
         lines.append(f"- `{name}` = `{stands_for}`: {meaning}")
     lines += [

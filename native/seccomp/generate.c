@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
@@ -99,6 +100,7 @@ static const struct { const char *name; uint32_t value; } CONSTANTS[] = {
     {"CLONE_NEWNS", CLONE_NEWNS}, {"CLONE_NEWCGROUP", CLONE_NEWCGROUP}, {"CLONE_NEWUTS", CLONE_NEWUTS},
     {"CLONE_NEWIPC", CLONE_NEWIPC}, {"CLONE_NEWUSER", CLONE_NEWUSER}, {"CLONE_NEWPID", CLONE_NEWPID},
     {"CLONE_NEWNET", CLONE_NEWNET}, {"TIOCSTI", TIOCSTI}, {"TIOCLINUX", TIOCLINUX}, {"TIOCSETD", TIOCSETD},
+    {"FICLONE", FICLONE}, {"FICLONERANGE", FICLONERANGE}, {"FIDEDUPERANGE", FIDEDUPERANGE},
     {"AF_UNIX", AF_UNIX}, {"AF_INET", AF_INET}, {"AF_INET6", AF_INET6}, {"AF_NETLINK", AF_NETLINK},
     {"NETLINK_ROUTE", NETLINK_ROUTE}, {"SOCK_TYPE_MASK", 0xf}, {"SOCK_STREAM", SOCK_STREAM},
     {"SOCK_DGRAM", SOCK_DGRAM}, {"SOCK_RAW", SOCK_RAW}, {"SOCK_SEQPACKET", SOCK_SEQPACKET},

@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "rollback": ("snapshots", "Make the files of a sandbox those of a snapshot again."),
     "rm": ("sandboxes", "End sandboxes and remove everything of them, or remove snapshots."),
     "template": ("templates", "Build templates, and see what they are."),
+    "volume": ("volumes", "Files that sandboxes use one after the other."),
     "inspect": ("sandboxes", "Show what is known of a sandbox."),
     "events": ("records", "Show the records of a sandbox in the journal."),
     "ps": ("execs", "List commands, or failed clean-ups."),

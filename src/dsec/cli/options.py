@@ -38,9 +38,14 @@ Net = Annotated[str, typer.Option("--net", help="Network: none (loopback only)."
 VolumeList = Annotated[
     list[str] | None,
     typer.Option(
-        "--volume", "-v", metavar="SRC:DST[:ro]", help="Host path shown inside.", rich_help_panel=_WHAT
+        "--volume",
+        "-v",
+        metavar="SRC:DST[:ro]",
+        help="Shown inside: a host path, which begins with / or ., or else the volume of that name.",
+        rich_help_panel=_WHAT,
     ),
 ]
+Project = Annotated[str, typer.Option("--project", metavar="NAME", help="Whose volumes names mean.")]
 Memory = Annotated[
     int | None, typer.Option("--memory", metavar="MIB", help="Memory, MiB.", rich_help_panel=_WHAT)
 ]

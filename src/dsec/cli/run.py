@@ -7,8 +7,9 @@ import typer
 from dsec.cli import options as opt
 from dsec.cli.attend import attend
 from dsec.cli.execs import report
-from dsec.cli.session import Signals, announce_build, conduct, private
+from dsec.cli.session import Signals, announce_build, conduct, durable, private
 from dsec.model.sandbox import Level
+from dsec.model.volumes import DEFAULT_PROJECT
 
 app = typer.Typer()
 
@@ -20,6 +21,7 @@ def run(
     level: opt.LevelName = "",
     net: opt.Net = "none",
     volume: opt.VolumeList = None,
+    project: opt.Project = DEFAULT_PROJECT,
     memory: opt.Memory = None,
     cpus: opt.Cpus = None,
     pids: opt.Pids = None,
@@ -37,13 +39,15 @@ def run(
 
     The sandbox is destroyed when the command ends. Its exit code is ours: 128 + n when signal n ended it, 124 when its time
     was up. Standard input is passed on unless it is a terminal; with a terminal on both sides the command gets one too.
-    Signals are passed on.
+    Signals are passed on. Volumes with a name belong to the engine of lasting sandboxes, which other commands find busy meanwhile.
 
     Examples:
 
         dsec run -- echo hi
 
         dsec run --timeout 10 --memory 256 -v ./src:/workspace/src:ro -- python3 src/main.py
+
+        dsec run -v data:/data -- sh -c 'date >> /data/log'
 
         tar c . | dsec run -- tar x -v
     """
@@ -63,9 +67,14 @@ def run(
     announce_build(level or Level.CONTAINER)
 
     async def work(signals: Signals) -> int:
-        async with private() as engine:
+        async with durable() if any(each.name for each in volumes) else private() as engine:
             sandbox = await engine.sandboxes.create(
-                template, level=level or None, limits=limits, read_only=read_only, volumes=volumes
+                template,
+                level=level or None,
+                limits=limits,
+                read_only=read_only,
+                volumes=volumes,
+                project=project,
             )
             async with sandbox:
                 return await (report if as_json else attend)(sandbox, asked, signals)

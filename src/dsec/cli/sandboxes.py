@@ -18,6 +18,7 @@ from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.errors import BadRequest, Busy, DsecError
 from dsec.model.ids import SandboxId, is_snapshot, parse_sandbox_id
 from dsec.model.sandbox import Level, SandboxInfo, State
+from dsec.model.volumes import DEFAULT_PROJECT
 from dsec.wiring import journal_reader
 
 app = typer.Typer()
@@ -43,6 +44,7 @@ def info_json(info: SandboxInfo) -> dict[str, object]:
         "limits": spec.limits,
         "idle": spec.idle,
         "read_only": spec.read_only,
+        "project": spec.project,
         "volumes": spec.volumes,
         "env": spec.env,
         "labels": spec.labels,
@@ -55,6 +57,7 @@ def create(
     level: opt.LevelName = "",
     net: opt.Net = "none",
     volume: opt.VolumeList = None,
+    project: opt.Project = DEFAULT_PROJECT,
     memory: opt.Memory = None,
     cpus: opt.Cpus = None,
     pids: opt.Pids = None,
@@ -101,6 +104,7 @@ def create(
                 env=variables,
                 volumes=volumes,
                 labels=labels,
+                project=project,
             )
         if as_json:
             put_json(info_json(sandbox.info))
@@ -211,9 +215,7 @@ def inspect(sandbox: opt.SandboxIdText, as_json: opt.AsJson = False) -> None:
         if as_json:
             put_json(document)
         else:
-            put(
-                "".join(f"{name}: {printable(_words(value))}\n" for name, value in readable(document).items())
-            )
+            put("".join(f"{name}: {printable(words(value))}\n" for name, value in readable(document).items()))
         return 0
 
     conduct(work)
@@ -243,12 +245,13 @@ def _one(id: SandboxId) -> SandboxInfo:
         return reader.sandbox(id)
 
 
-def _words(value: object) -> str:
+def words(value: object) -> str:
+    """A value of a document, for people."""
     value = plain(value)
     if isinstance(value, dict):
         return " ".join(f"{name}={one}" for name, one in value.items()) or "-"
     if isinstance(value, list):
-        return " ".join(str(_words(one)) for one in value) or "-"
+        return " ".join(str(words(one)) for one in value) or "-"
     return "-" if value in ("", None) else str(value)
 
 

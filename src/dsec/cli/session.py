@@ -20,6 +20,7 @@ from dsec.client.aio import AsyncDsec as Client
 from dsec.errors import BadRequest, Busy, Conflict, Denied
 from dsec.model.sandbox import Level
 from dsec.wiring import AsyncDsec, Settings, default_home
+from dsec.wiring.settings import host_paths_of
 
 Forward = Callable[[int], Awaitable[None]]
 
@@ -124,9 +125,14 @@ def announce_build(level: str) -> None:
         note("the base image is built first, once: some seconds")
 
 
+def _host_paths() -> tuple[Path, ...] | None:
+    """What ``$DSEC_HOST_PATHS`` allows volumes to show.  Raises: BadRequest."""
+    return host_paths_of(os.environ.get("DSEC_HOST_PATHS", ""))
+
+
 def private(pool: int = 0) -> Client:
     """An engine whose sandboxes end with it: one at a time, so that nothing is made ahead unless asked for."""
-    return AsyncDsec(settings=Settings(shelf=1 + pool, pool=pool))
+    return AsyncDsec(settings=Settings(shelf=1 + pool, pool=pool, host_paths=_host_paths()))
 
 
 @contextlib.contextmanager
@@ -147,7 +153,8 @@ def taken() -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def durable(wait: float = WAIT) -> AsyncIterator[Client]:
     """The engine of lasting sandboxes.  Raises: Busy: another command has had it for ``wait`` seconds."""
-    client = AsyncDsec(engine_home(), settings=Settings(wait=wait, shelf=1, pool=0))
+    settings = Settings(wait=wait, shelf=1, pool=0, host_paths=_host_paths())
+    client = AsyncDsec(engine_home(), settings=settings)
     with taken():
         await client.open()
     try:

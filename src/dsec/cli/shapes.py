@@ -42,7 +42,8 @@ SANDBOX: Final = {
     "limits": "`cpu_millis`, `memory_mib`, `pids`, `disk_mib`, `open_files`, `output_bytes`",
     "idle": "seconds without use until it ends, 0 = never",
     "read_only": "root file system",
-    "volumes": "list of `{source, target, read_only}`",
+    "project": "whose volumes its names mean",
+    "volumes": "list of `{source, target, read_only}`; source is the name of a volume, or a path of the machine",
     "env": "variables of every command",
     "labels": "yours",
 }
@@ -73,6 +74,16 @@ SNAPSHOT: Final = {
     "base": "the same",
     "created_at": "seconds since the epoch",
     "paused": "seconds for which the sandbox stood still",
+}
+VOLUME: Final = {
+    "id": "of these files",
+    "project": "to which it belongs",
+    "name": "unique in its project",
+    "size_mib": "what it may hold",
+    "used_bytes": "what it holds, -1 = unknown",
+    "created_at": "seconds since the epoch",
+    "writer": "sandbox that may write to it now, or empty",
+    "readers": "sandboxes that see it read-only now",
 }
 METRICS: Final = {
     "metrics": "null when it does not run, or another command has the engine; else `cpu_seconds`, `memory_bytes`, "
@@ -154,6 +165,9 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     ),
     "template tag": (Shape("an object", BUILT),),
     "template rollback": (Shape("an object", BUILT),),
+    "volume create": (Shape("an object", VOLUME),),
+    "volume ls": (Shape("a list of objects", VOLUME),),
+    "volume inspect": (Shape("an object", VOLUME),),
     "inspect": (Shape("an object", {**SANDBOX, **METRICS}),),
     "events": (Shape("an object a line", RECORD),),
     "ps": (Shape("a list of objects", EXEC), Shape("with `--problems` a list of objects", PROBLEM)),

@@ -26,6 +26,7 @@ from dsec.model.checks import (
 from dsec.model.execs import ExecRequest, PtySize
 from dsec.model.sandbox import MIB, RESERVED, WORKSPACE, Level, Limits, SandboxSpec, State, Volume
 from dsec.model.snapshots import SnapshotKind
+from dsec.model.volumes import DEFAULT_PROJECT
 from dsec.ports.engine import ExecSession
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ Argv = str | Sequence[str | bytes | Path]
 """One string for a shell, or a program and its arguments."""
 
 GIB: Final = 2**30
-_KEPT: Final = ("level", "base", "template", "layers", "workdir", "user", "limits", "env")
+_KEPT: Final = ("level", "base", "base_digest", "template", "layers", "workdir", "user", "limits", "env")
 PIECE: Final = 1 << 20
 BASE: Final = "base"
 SIGKILL: Final = int(signals.SIGKILL)
@@ -53,8 +54,8 @@ class Readable(Protocol):
 
 Content = bytes | Readable | AsyncIterator[bytes] | Iterable[bytes]
 """Bytes, an open binary file, or an iterator of bytes; files and iterators are read on a thread, piece by piece."""
-Volumes = Iterable[Volume | str]
-"""Volumes, each also as ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``."""
+VolumeList = Iterable[Volume | str]
+"""Volumes, each also as ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``; a source that begins with / or . is a path of the host, another a volume's name."""
 
 
 def argv_of(command: Argv) -> tuple[bytes, ...]:
@@ -152,8 +153,9 @@ def spec_of(
     idle: float,
     read_only: bool,
     env: Mapping[str, str] | None,
-    volumes: Volumes,
+    volumes: VolumeList,
     labels: Mapping[str, str] | None,
+    project: str = DEFAULT_PROJECT,
 ) -> SandboxSpec:
     """What is asked for, over what it begins with: a template, the specification of a snapshot, or nothing.
 
@@ -170,9 +172,11 @@ def spec_of(
     reserved = next((name for name in labels or () if name.startswith(RESERVED)), None)
     if reserved is not None:
         raise BadRequest(f"labels: {shown(reserved)} begins with {RESERVED!r}, which is DSec's own")
-    given = (*begun.volumes, *[volume_of(volume) for volume in volumes])
-    if len(given) > 1:
-        check_apart(given)
+    given = [volume_of(volume) for volume in volumes]
+    named = {volume.target for volume in given}
+    lent = [volume for volume in begun.volumes if volume.target not in named]
+    if len(lent) + len(given) > 1:
+        check_apart([*lent, *given])
     return replace(
         begun,
         level=begun.level if level is None else _level(level),
@@ -181,8 +185,10 @@ def spec_of(
         idle=idle,
         read_only=read_only,
         env=MappingProxyType({**begun.env, **(env or {})}),
-        volumes=given,
+        volumes=(*lent, *given),
         labels=MappingProxyType(dict(labels or {})),
+        project=project,
+        lent=tuple([volume.target for volume in lent]),
     )
 
 
@@ -196,7 +202,8 @@ def _begun(meant: SandboxSpec | Built | None) -> SandboxSpec:
     zone = {} if template.strategy.timezone == "UTC" else {"TZ": template.strategy.timezone}
     return SandboxSpec(
         level=template.runtime.level,
-        base=f"{meant.base}@{meant.base_digest}",
+        base=meant.base,
+        base_digest=meant.base_digest,
         template=meant.reference,
         layers=meant.layers,
         workdir="" if template.runtime.workdir == WORKSPACE else template.runtime.workdir,
@@ -285,14 +292,15 @@ async def each(values: Iterable[T], work: Callable[[T], Awaitable[object]]) -> N
 
 
 def volume_of(volume: Volume | str) -> Volume:
-    """A volume, or ``SOURCE:TARGET[:ro]``.  Raises: BadRequest."""
+    """A volume, or ``SOURCE:TARGET[:ro]``, whose source is a path of the host when it begins with / or ., else a name.  Raises: BadRequest."""
     if isinstance(volume, Volume):
         return volume
     check_text("volumes", volume)
     parts = volume.split(":")
     if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("ro", "rw")) or not all(parts):
         raise BadRequest(f"volumes: {shown(volume)} is not SOURCE:TARGET or SOURCE:TARGET:ro")
-    return Volume(Path(parts[0]).absolute(), parts[1], read_only=len(parts) == 3 and parts[2] == "ro")
+    source = Path(parts[0]).absolute() if parts[0].startswith(("/", ".")) else parts[0]
+    return Volume(source, parts[1], read_only=len(parts) == 3 and parts[2] == "ro")
 
 
 async def killed(session: ExecSession) -> None:

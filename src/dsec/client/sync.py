@@ -14,7 +14,7 @@ from dsec.client.requests import (
     SIGKILL,
     Argv,
     Content,
-    Volumes,
+    VolumeList,
     closed,
     collected,
     content_of,
@@ -48,6 +48,7 @@ from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id, p
 from dsec.model.journal import Record
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import MOST_CHILDREN, SnapshotInfo, SnapshotKind
+from dsec.model.volumes import DEFAULT_PROJECT, DEFAULT_SIZE_MIB, VolumeInfo
 from dsec.ports.engine import ExecSession
 
 
@@ -62,6 +63,7 @@ class Dsec:
         self._link = Link(connect)
         self.sandboxes = Sandboxes(self._link)
         self.snapshots = Snapshots(self._link)
+        self.volumes = Volumes(self._link)
         self.templates = Templates(self._link)
 
     def open(self) -> Self:
@@ -102,23 +104,28 @@ class Sandboxes:
         limits: Limits | None = None,
         read_only: bool = False,
         env: Mapping[str, str] | None = None,
-        volumes: Volumes = (),
+        volumes: VolumeList = (),
         labels: Mapping[str, str] | None = None,
+        project: str = DEFAULT_PROJECT,
     ) -> Sandbox:
         """Make a sandbox, completely or not at all. As a context manager it is destroyed at the end.
 
         Args:
             template: what its files begin as: "base", which always exists, a built template (``name``, ``name:tag`` or
-                ``name@sha256:…``), or a snapshot. What is given beside it goes before what it says; variables and volumes are added.
+                ``name@sha256:…``), or a snapshot. What is given beside it goes before what it says; variables are added, and volumes, of which one that is
+                given goes before one of the template with the same target.
             level: how strongly it is isolated, None = "container" or as the template says; one that cannot be had is refused, never lowered.
             ttl: seconds until it is destroyed, 0 = never. idle: seconds without any act until then, 0 = never.
             limits: hard ceilings, None = the template's, or the defaults.
             read_only: only the working directory, home and /tmp can be written.
             env: variables of every command. labels: yours, for finding it; names beginning with "dsec." are taken.
-            volumes: :class:`~dsec.model.sandbox.Volume` values or ``SOURCE:TARGET[:ro]``.
+            volumes: :class:`~dsec.model.sandbox.Volume` values or ``SOURCE:TARGET[:ro]``, where a source that begins with / or . is a path of
+                this machine, and another the name of a volume of ``project``. Of all sandboxes one at a time may have a named one writable.
 
         Raises:
-            BadRequest, NotFound: an argument; the template or snapshot.
+            BadRequest, NotFound: an argument; the template, snapshot or volume.
+            Conflict: another sandbox may write to a volume that this one is to write to; ``facts["holder"]`` is its id.
+            Denied: a path of this machine that may not be shown.
             IsolationUnavailable: this machine or user cannot have that level.
             Busy: a bound is reached now.
             RuntimeUnavailable, StorageFull: it could not be made; nothing is left behind.
@@ -134,6 +141,7 @@ class Sandboxes:
             env=env,
             volumes=volumes,
             labels=labels,
+            project=project,
         )
         sandboxes = self._link.services.sandboxes
         return self._link.make(
@@ -190,6 +198,22 @@ class Templates:
         return self._link.call(
             self._link.services.templates.build(text, source=source, tag=tag, strict=strict, update=update)
         )
+
+    def promote(self, snapshot: SnapshotInfo, name: str, *, tag: str = "latest") -> Built:
+        """Make a template of what a ``snapshot`` holds: sandboxes of it begin with those files, and need neither the snapshot nor this engine.
+
+        What else it says is as in the template of the snapshot's sandbox; without one, as that sandbox was.
+
+        Args:
+            snapshot: whose files it is to have. name: of the template. tag: that means it afterwards.
+
+        Raises:
+            NotFound: there is no such snapshot. BadRequest: the name, or the tag. Unsupported: a file that no template can keep.
+            TooLarge, StorageFull, Busy.
+        """
+        check_text("name", name)
+        check_text("tag", tag)
+        return self._link.call(self._link.services.templates.promote(snapshot.id, name=name, tag=tag))
 
     def get(self, reference: str) -> Built:
         """What a ``reference`` means now: ``name``, ``name:tag`` or ``name@sha256:…``.  Raises: NotFound, BadRequest."""
@@ -266,6 +290,39 @@ class Snapshots:
     def remove(self, id: str) -> None:
         """Remove the snapshot of that ``id``; sandboxes that began with it keep their files. Twice is no error.  Raises: BadRequest: not the form of an id."""
         self._link.call(self._link.services.snapshots.remove(parse_snapshot_id(id)))
+
+
+class Volumes:
+    """The volumes of an engine: files by name within a ``project``, for one sandbox after the other. Those of a private engine end with it.
+
+    What is in one project is found in no other one. Every method raises BadRequest: a name, or a project, that is none.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def create(
+        self, name: str, *, size_mib: int = DEFAULT_SIZE_MIB, project: str = DEFAULT_PROJECT
+    ) -> VolumeInfo:
+        """Make an empty volume called ``name``, which may come to hold ``size_mib``. It takes room as it fills.
+
+        Raises:
+            Conflict: the project has one of that name. Busy: the engine holds its maximum.
+            Unsupported: no level here has volumes. StorageFull: there is no room.
+        """
+        return self._link.call(self._link.services.volumes.create(project, name, size_mib))
+
+    def get(self, name: str, *, project: str = DEFAULT_PROJECT) -> VolumeInfo:
+        """The volume ``name``, with what it holds and who uses it now.  Raises: NotFound: the project has none of that name."""
+        return self._link.call(self._link.services.volumes.get(project, name))
+
+    def list(self, *, project: str = DEFAULT_PROJECT) -> tuple[VolumeInfo, ...]:
+        """Those of the ``project``, by name."""
+        return self._link.call(self._link.services.volumes.list(project))
+
+    def remove(self, name: str, *, project: str = DEFAULT_PROJECT) -> None:
+        """Remove the volume ``name`` with all its files. Twice is no error.  Raises: Conflict: a sandbox uses it. CleanupFailed: call again."""
+        self._link.call(self._link.services.volumes.remove(project, name))
 
 
 class Sandbox:

@@ -13,12 +13,14 @@ SandboxId = NewType("SandboxId", str)
 ExecId = NewType("ExecId", str)
 EngineId = NewType("EngineId", str)
 SnapshotId = NewType("SnapshotId", str)
+VolumeId = NewType("VolumeId", str)
 
 _LENGTH: Final = 26
 _CHARACTERS: Final = b"abcdefghijklmnopqrstuvwxyz234567" * 8  # a byte chooses evenly: five bits a character
 _SANDBOX: Final = re.compile(r"sb-[a-z2-7]{26}")
 _EXEC: Final = re.compile(r"ex-[a-z2-7]{26}")
 _SNAPSHOT: Final = re.compile(r"sn-[a-z2-7]{26}")
+_VOLUME: Final = re.compile(r"vo-[a-z2-7]{26}")
 
 
 def _fresh(prefix: str) -> str:
@@ -44,6 +46,11 @@ def new_engine_id() -> EngineId:
 def new_snapshot_id() -> SnapshotId:
     """A new snapshot id."""
     return SnapshotId(_fresh("sn-"))
+
+
+def new_volume_id() -> VolumeId:
+    """A new volume id."""
+    return VolumeId(_fresh("vo-"))
 
 
 def new_session_id() -> str:
@@ -80,3 +87,13 @@ def parse_snapshot_id(text: str) -> SnapshotId:
             f"snapshot id: {shown(text)} is not a snapshot id", hint="an id is 'sn-' and 26 of a-z2-7"
         )
     return SnapshotId(text)
+
+
+def parse_volume_id(text: str) -> VolumeId:
+    """Raises: BadRequest: not the form of a volume id."""
+    given: object = text
+    if not isinstance(given, str) or not _VOLUME.fullmatch(given):
+        raise BadRequest(
+            f"volume id: {shown(text)} is not a volume id", hint="an id is 'vo-' and 26 of a-z2-7"
+        )
+    return VolumeId(text)

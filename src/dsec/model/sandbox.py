@@ -12,6 +12,7 @@ from dsec.errors import BadRequest
 from dsec.model.checks import check_count, check_flag, check_path, check_seconds, shown
 from dsec.model.execs import check_variable
 from dsec.model.ids import SandboxId
+from dsec.model.volumes import DEFAULT_PROJECT, check_project, check_volume_name
 
 MIB = 2**20
 ROOT_UID = 0
@@ -98,27 +99,31 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A host directory or file shown inside: itself, not a copy.
+    """Files that are no part of a sandbox, shown inside: a named volume, or a directory or file of the host. Itself, not a copy.
 
     Attributes:
-        source: absolute path on the host, of something that is there. target: absolute path inside; missing directories are made.
-        read_only: nothing inside can change it.
+        source: name of a volume of the sandbox's project (a str), or absolute path on the host (a Path) of something that is there.
+        target: absolute path inside; missing directories are made.
+        read_only: nothing inside can change it. Otherwise, if it has a name, no other sandbox may have it writable.
 
     Raises:
         BadRequest: the message names the field.
     """
 
-    source: Path
+    source: Path | str
     target: str
     read_only: bool = False
 
     def __post_init__(self) -> None:
         source: object = self.source
-        if not isinstance(source, Path) or not source.is_absolute():
+        if isinstance(source, str):
+            check_volume_name("volume source", source)
+        elif not isinstance(source, Path) or not source.is_absolute():
             raise BadRequest(
                 f"volume source: {shown(source)} is not an absolute Path", hint="Path(...).absolute()"
             )
-        check_path("volume source", str(source))
+        else:
+            check_path("volume source", str(source))
         check_path("volume target", self.target)
         check_flag("volume read_only", self.read_only)
         target = self.target
@@ -133,6 +138,17 @@ class Volume:
             )
         object.__setattr__(self, "target", "/" + "/".join(parts))
 
+    @classmethod
+    def named(cls, name: str, target: str, *, read_only: bool = False) -> Volume:
+        """A volume by its name.  Raises: BadRequest."""
+        check_volume_name("volume source", name)
+        return cls(name, target, read_only)
+
+    @property
+    def name(self) -> str:
+        """Of the volume, "" for a path of the host."""
+        return self.source if isinstance(self.source, str) else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
@@ -140,20 +156,25 @@ class SandboxSpec:
 
     Attributes:
         level: how strongly it is isolated. base: the image its files began as. limits: hard ceilings.
+        base_digest: of that image, whatever its name means later; "" = the level has none, or it is not known yet.
+        hostname: the name of the machine that it takes itself for, "" = "sandbox".
         template: the built template that the other values are of, as ``name:tag@sha256:…``, "" = none.
         layers: digests of images over the base, topmost first.
         workdir: where commands run, "" = as the level has it. user: who runs them unless they say otherwise, "" = the ordinary one.
         ttl: seconds it was to live, 0 = without end. idle: seconds without any act that end it, 0 = none.
         read_only: only the working directory, home and /tmp can be written.
-        env: variables of every command. volumes: what of the host is shown inside. labels: the caller's own.
+        env: variables of every command. volumes: named ones and what of the host is shown inside. labels: the caller's own.
+        project: whose volumes the names mean. lent: targets of those volumes that the template named, and not whoever asked.
     """
 
     level: Level = Level.CONTAINER
     base: str = "system"
+    base_digest: str = ""
     template: str = ""
     layers: tuple[str, ...] = ()
     workdir: str = ""
     user: str = ""
+    hostname: str = ""
     limits: Limits = Limits()
     ttl: float = 0.0
     idle: float = 0.0
@@ -161,6 +182,8 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     volumes: tuple[Volume, ...] = ()
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    project: str = DEFAULT_PROJECT
+    lent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_seconds("ttl", self.ttl)
@@ -169,6 +192,7 @@ class SandboxSpec:
         if not isinstance(limits, Limits):
             raise BadRequest(f"limits: {shown(limits)} is not Limits", hint="Limits(memory_mib=256)")
         check_flag("read_only", self.read_only)
+        check_project("project", self.project)
         for key, value in self.env.items():
             check_variable(key, value)
 

@@ -34,12 +34,14 @@ def created(info: SandboxInfo, files_of: SandboxId | SnapshotId | None = None) -
     payload: dict[str, Json] = {
         "level": spec.level.value,
         "base": spec.base,
+        "base_digest": spec.base_digest,
         "template": spec.template,
         "ttl": spec.ttl,
         "idle": spec.idle,
         "read_only": spec.read_only,
         "session": info.session_id,
         "env": _fitting(sorted(spec.env), MAX_NAMES),
+        "project": spec.project,
         "volumes": _fitting([f"{v.source}:{v.target}" for v in spec.volumes], MAX_ARGV),
         "limits": dict(zip(_LIMITS, _limits_of(limits), strict=True)),
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from dsec.core.machine import LIVE
 from dsec.errors import DsecError, RuntimeUnavailable
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Level
+from dsec.node.claims import Claims
 from dsec.node.clock import Clock, SystemClock
 from dsec.node.execs import Execs
 from dsec.node.files import Doing, Files, WholeTrees
@@ -24,11 +26,12 @@ from dsec.node.reconciler import Reconciler
 from dsec.node.runs import Runner
 from dsec.node.scratch import ScratchExecs
 from dsec.node.snapshots import Snapshotting
+from dsec.node.volumes import VolumeKeeping
 from dsec.node.work import Work
-from dsec.ports.engine import Services, TemplateService
-from dsec.ports.journal import Journal, Sandboxes, SnapshotRecords
+from dsec.ports.engine import Services, TemplateService, Workplace
+from dsec.ports.journal import Journal, Sandboxes, SnapshotRecords, VolumeRecords
 from dsec.ports.runtime import Ended, Runtime
-from dsec.ports.storage import Layers, Snapshots
+from dsec.ports.storage import Layers, Snapshots, Volumes
 from dsec.ports.trees import Trees
 
 log: Final = logging.getLogger("dsec.engine")
@@ -41,7 +44,8 @@ class Engine:
 
     Args:
         runtimes: by level; what is missing is refused with `isolation_unavailable`. Their ``on_ended`` is :meth:`ended`.
-        layers, kept: writable layers and snapshots of them, where a level has any.
+        templates: made over what they are built with.
+        layers, kept, stored: writable layers, snapshots of them, and volumes, where a level has any.
         durable: sandboxes outlive this engine, and :meth:`open` adopts those of an earlier one.
         retry: seconds before a failed clean-up is tried again, doubling.
     """
@@ -53,10 +57,12 @@ class Engine:
         journal: Journal,
         sandboxes: Sandboxes,
         snapshots: SnapshotRecords,
-        templates: TemplateService,
+        volumes: VolumeRecords,
+        templates: Callable[[Workplace], TemplateService],
         trees: Trees,
         layers: Layers | None = None,
         kept: Snapshots | None = None,
+        stored: Volumes | None = None,
         durable: bool = False,
         clock: Clock | None = None,
         retry: float = FIRST_WAIT,
@@ -75,18 +81,22 @@ class Engine:
         self.kit = kit
         self.janitor = Janitor(journal, work, clock, first_wait=retry)
         self.reaper = Reaper(kit, self._reap)
-        self.lifecycle = Lifecycle(runtimes, kit, self.janitor, self._look_after)
+        self.claims = Claims(volumes)
+        self.lifecycle = Lifecycle(runtimes, kit, self.janitor, self._look_after, self.claims)
         self.execs = Execs(kit.table, journal, Runner(journal, guests, work, clock))
         self.reconciler = Reconciler(
             runtimes, layers, kit, self.lifecycle, self.execs, self.janitor, self.reaper.watch
         )
         self.snapshots = Snapshotting(kept, snapshots, self.lifecycle, kit)
+        self.volumes = VolumeKeeping(stored, volumes, self.claims, kit)
         doing = Doing(kit)
+        execs = ScratchExecs(self.execs, self.lifecycle, kit)
         self._services = Services(
             sandboxes=self.lifecycle,
             snapshots=self.snapshots,
-            templates=templates,
-            execs=ScratchExecs(self.execs, self.lifecycle, kit),
+            volumes=self.volumes,
+            templates=templates(Workplace(self.lifecycle, execs, self.snapshots, self.snapshots)),
+            execs=execs,
             files=Files(doing),
             trees=WholeTrees(doing, trees),
             observe=Observe(kit, self.janitor),
@@ -102,8 +112,11 @@ class Engine:
         """Adopt what is recorded and runs, repair the rest, and begin to watch deadlines."""
         await asyncio.to_thread(self.kit.clock.now)
         if self._durable:
+            for living in await self.kit.sandboxes.list(LIVE):
+                self.claims.hold(living.id, living.spec)
             await self.reconciler.compare()
             await self.snapshots.compare()
+            await self.volumes.compare()
         self.kit.work.spawn(self.reaper.run())
         self.kit.work.spawn(self.reconciler.run())
         return self._services

@@ -25,6 +25,7 @@ from dsec.model.ids import SandboxId, SnapshotId, new_sandbox_id, new_session_id
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.node import drafts
+from dsec.node.claims import Claims
 from dsec.node.handles import Handle
 from dsec.node.janitor import Janitor
 from dsec.node.kit import Kit
@@ -48,11 +49,19 @@ Source = SandboxId | SnapshotId
 class Lifecycle(SandboxService):
     """The lives of all sandboxes."""
 
-    def __init__(self, runtimes: Mapping[Level, Runtime], kit: Kit, janitor: Janitor, watch: Watch) -> None:
+    def __init__(
+        self,
+        runtimes: Mapping[Level, Runtime],
+        kit: Kit,
+        janitor: Janitor,
+        watch: Watch,
+        claims: Claims,
+    ) -> None:
         self._runtimes = runtimes
         self._kit = kit
         self._janitor = janitor
         self._watch = watch
+        self._claims = claims
         self.closing = False
 
     # Looking
@@ -81,13 +90,26 @@ class Lifecycle(SandboxService):
 
     async def create(self, spec: SandboxSpec, *, files_of: Source | None = None) -> SandboxInfo:
         """See :class:`SandboxService`; with ``files_of`` its files begin as a copy of that sandbox's or snapshot's."""
-        if self.closing:
-            raise Conflict("the engine is closing")
-        handle = self._new(spec, self.runtime(spec.level), files_of)
+        self._check_open()
+        runtime = self.runtime(spec.level)
+        spec = await self._pinned(runtime, spec)
+        self._check_open()
+        handle = self._new(spec, runtime, files_of)
         return await settled(
             self._kit.work.start(self._create(handle, files_of)),
             lambda: self._kit.work.spawn(self._give_up(handle)),
         )
+
+    def _check_open(self) -> None:
+        if self.closing:
+            raise Conflict("the engine is closing")
+
+    async def _pinned(self, runtime: Runtime, spec: SandboxSpec) -> SandboxSpec:
+        """What it will be made of, by digest: recorded, so that what is made of its files later is made over the same."""
+        try:
+            return await runtime.pin(spec)
+        except OSError as exc:
+            raise RuntimeUnavailable(f"create failed: {exc!r}") from exc
 
     def _new(self, spec: SandboxSpec, runtime: Runtime, files_of: Source | None) -> Handle:
         now = self._kit.clock.now()
@@ -124,10 +146,12 @@ class Lifecycle(SandboxService):
         return handle.info
 
     async def _make(self, handle: Handle, files_of: Source | None) -> None:
+        spec = handle.info.spec
+        stored = await self._claims.take(handle.id, spec) if spec.volumes else {}
         await self._kit.sandboxes.add(handle.info, drafts.created(handle.info, files_of))
         self._kit.table.add(handle)
         running = await handle.runtime.create(
-            replace(plan_for(handle.id, handle.info.spec, handle.deadline), files_of=files_of)
+            replace(plan_for(handle.id, spec, handle.deadline), files_of=files_of, stored=stored)
         )
         await self._kit.guests.warm(handle)
         handle.place = handle.runtime.place(handle.id)
@@ -138,6 +162,7 @@ class Lifecycle(SandboxService):
     async def _undo(self, handle: Handle, error: DsecError) -> None:
         """No partial sandbox remains, whatever failed: the runtime, or the record of its success."""
         if handle.id not in self._kit.table:
+            self._claims.give_back(handle.id)
             return  # not even the intent was recorded
         handle.failure = error.message
         with suppress(DsecError, OSError):  # handed to the janitor; the caller hears of what failed first
@@ -161,7 +186,10 @@ class Lifecycle(SandboxService):
         async with handle.lock:
             if handle.info.state is not State.RUNNING:
                 raise Conflict(f"{handle.id} is {handle.info.state}", state=handle.info.state.value)
-            plan = replace(plan_for(handle.id, handle.info.spec, handle.deadline), files_of=snapshot)
+            stored = await self._claims.meanings(handle.info.spec)
+            plan = replace(
+                plan_for(handle.id, handle.info.spec, handle.deadline), files_of=snapshot, stored=stored
+            )
             await handle.runtime.rehearse(plan)  # after this its processes and files are gone
             facts: dict[str, Json] = {"snapshot": snapshot}
             await self._kit.journal.append(
@@ -325,6 +353,7 @@ class Lifecycle(SandboxService):
             await self._move(handle, Event.REMOVED, "sandbox.destroy", Phase.RESULT, OK)
             self._kit.table.drop(handle.id)
             self._janitor.solved(handle.id)
+            self._claims.give_back(handle.id)
             handle.over.set()
 
     async def _cut_off(self, handle: Handle, error: DsecError | None = None) -> None:
@@ -401,11 +430,13 @@ def plan_for(sandbox: SandboxId, spec: SandboxSpec, deadline: float = 0.0) -> Pl
         id=sandbox,
         level=spec.level,
         limits=spec.limits,
-        image=spec.base,
+        image=spec.base_digest or spec.base,
         layers=spec.layers,
         read_only=spec.read_only,
         volumes=spec.volumes,
+        lent=spec.lent,
         deadline=spawner_deadline(deadline),
+        hostname=spec.hostname or "sandbox",
     )
 
 

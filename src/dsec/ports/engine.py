@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from dsec.model.ids import ExecId, SandboxId, SnapshotId
 from dsec.model.journal import Record
 from dsec.model.sandbox import Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
+from dsec.model.volumes import VolumeInfo
 
 
 class SandboxService(ABC):
@@ -32,6 +34,8 @@ class SandboxService(ABC):
 
         Raises:
             IsolationUnavailable: this machine or user cannot have that level.
+            NotFound: a volume of that name. Conflict: another sandbox may write to a volume that this one is to write to; ``facts["holder"]`` is its id.
+            Denied: a path of the host that is not allowed here.
             Busy: a bound is reached now.
             RuntimeUnavailable: the isolation machinery failed.
         """
@@ -115,6 +119,52 @@ class SnapshotService(ABC):
         """Remove it; sandboxes that began with it keep their files. Twice is no error."""
 
 
+class Changes(ABC):
+    """What sandboxes and snapshots hold that their images do not, as directories of this machine."""
+
+    @abstractmethod
+    def changes(self, of: SandboxId | SnapshotId) -> AbstractAsyncContextManager[Path]:
+        """A directory as an overlay keeps it, of one moment; it stays the same while it is looked at. Its content is a stranger's.
+
+        Raises:
+            NotFound: there is no such snapshot. Unsupported: the sandbox's level keeps none. StorageFull.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What is needed to build in sandboxes."""
+
+    sandboxes: SandboxService
+    execs: ExecService
+    snapshots: SnapshotService
+    changes: Changes
+
+
+class VolumeService(ABC):
+    """Files that outlive sandboxes, by name within a project: what one project has, no other one finds. Those of a private engine end with it."""
+
+    @abstractmethod
+    async def create(self, project: str, name: str, size_mib: int) -> VolumeInfo:
+        """Make an empty one, which may come to hold ``size_mib``.
+
+        Raises:
+            Conflict: the project has one of that name. Busy: the engine holds its maximum. Unsupported: no level here has volumes. StorageFull.
+        """
+
+    @abstractmethod
+    async def get(self, project: str, name: str) -> VolumeInfo:
+        """One, with its figures and those who use it.  Raises: NotFound."""
+
+    @abstractmethod
+    async def list(self, project: str) -> tuple[VolumeInfo, ...]:
+        """Those of the project, by name."""
+
+    @abstractmethod
+    async def remove(self, project: str, name: str) -> None:
+        """Remove it with all its files. Twice is no error.  Raises: Conflict: a sandbox uses it. CleanupFailed: call again."""
+
+
 class TemplateService(ABC):
     """Blueprints, built once and run many times. A reference is ``name``, ``name:tag`` or ``name@sha256:…``.
 
@@ -134,6 +184,15 @@ class TemplateService(ABC):
             BadRequest: the document, every error of it with line and field; dependencies that contradict one another.
             Unsupported: something that cannot be built here.
             NotFound: the base. RuntimeUnavailable: an index does not answer. StorageFull, TooLarge, TimedOut, Busy.
+        """
+
+    @abstractmethod
+    async def promote(self, snapshot: SnapshotId, *, name: str, tag: str) -> Built:
+        """Let a tag mean what a snapshot holds, over what it was taken of. Sandboxes of it need neither the snapshot nor its engine.
+
+        Raises:
+            NotFound: there is no such snapshot. BadRequest: the name, or the tag. Unsupported: a file that no layer can keep.
+            TooLarge, StorageFull, Busy.
         """
 
     @abstractmethod
@@ -323,6 +382,7 @@ class Services:
 
     sandboxes: SandboxService
     snapshots: SnapshotService
+    volumes: VolumeService
     templates: TemplateService
     execs: ExecService
     files: FileService

@@ -10,6 +10,7 @@ from dsec.model.ids import SandboxId, SnapshotId
 from dsec.model.journal import Draft, Finding, Record
 from dsec.model.sandbox import SandboxInfo, State
 from dsec.model.snapshots import SnapshotInfo
+from dsec.model.volumes import VolumeInfo
 
 
 class Receipt(NamedTuple):
@@ -99,3 +100,23 @@ class SnapshotRecords(ABC):
     @abstractmethod
     async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
         """Those of one sandbox, or all, oldest first."""
+
+
+class VolumeRecords(ABC):
+    """Which volumes there are. A row and the record of what made or removed it are one transaction. Raises as :class:`Journal`."""
+
+    @abstractmethod
+    async def keep(self, info: VolumeInfo, draft: Draft) -> None:
+        """Record one that was made.  Raises: Conflict: the project has one of that name. Busy: there are too many."""
+
+    @abstractmethod
+    async def forget(self, project: str, name: str, draft: Draft) -> None:
+        """Record that it is being removed.  Raises: NotFound."""
+
+    @abstractmethod
+    async def find(self, project: str, name: str) -> VolumeInfo:
+        """Raises: NotFound."""
+
+    @abstractmethod
+    async def all(self, project: str | None = None) -> tuple[VolumeInfo, ...]:
+        """Those of one project, or of all, by project and name."""

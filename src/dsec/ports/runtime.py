@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from dsec.model.ids import SandboxId, SnapshotId, new_sandbox_id
+from dsec.model.ids import SandboxId, SnapshotId, VolumeId, new_sandbox_id
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Place, SandboxSpec, Volume
 from dsec.ports.guest import Guest
 
@@ -16,9 +17,10 @@ class Plan:
     """Everything a runtime needs to make one sandbox; nothing in it is looked up again.
 
     Attributes:
-        image: name of the base, which the runtime resolves through its image store. layers: digests of images over it, topmost first.
+        image: name or digest of the base, which the runtime resolves through its image store. layers: digests of images over it, topmost first.
         deadline: CLOCK_BOOTTIME seconds at which the sandbox must end whoever is alive, 0 = none.
         hostname: of the sandbox, where the level has one.
+        stored: which volume each name among ``volumes`` means. lent: targets of volumes that a template named: of the host they show only what was allowed.
         files_of: what this one's files begin as: those of a snapshot, or of a running or paused sandbox, which is stopped for that moment.
     """
 
@@ -29,6 +31,8 @@ class Plan:
     layers: tuple[str, ...] = ()
     read_only: bool = False
     volumes: tuple[Volume, ...] = ()
+    stored: Mapping[str, VolumeId] = field(default_factory=lambda: MappingProxyType({}))
+    lent: tuple[str, ...] = ()
     deadline: float = 0.0
     hostname: str = "sandbox"
     files_of: SandboxId | SnapshotId | None = None
@@ -70,6 +74,13 @@ class Runtime(ABC):
         del spec
         return new_sandbox_id()
 
+    async def pin(self, spec: SandboxSpec) -> SandboxSpec:
+        """The same, with the digest of the image that its base means now, so that nothing is looked up by name again.
+
+        Raises: as :meth:`create`.
+        """
+        return spec
+
     @abstractmethod
     async def create(self, plan: Plan) -> Running:
         """Make it, completely or not at all.
@@ -95,6 +106,11 @@ class Runtime(ABC):
         Raises:
             CleanupFailed: something is left; call again.
         """
+
+    def spare(self, sandbox: SandboxId) -> bool:
+        """Whether it was made ahead and is nobody's yet: it is recorded nowhere, and is not listed."""
+        del sandbox
+        return False
 
     @abstractmethod
     async def list(self) -> tuple[Running, ...]:

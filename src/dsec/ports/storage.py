@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.model.ids import SandboxId, SnapshotId
+from dsec.model.ids import SandboxId, SnapshotId, VolumeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +130,44 @@ class Snapshots(ABC):
         """What was taken survives a power loss, as far as the store survives one.  Raises: StorageFull."""
 
     @abstractmethod
+    def changes(self, snapshot: SnapshotId) -> Path:
+        """The directory that holds what is different from the images below, as an overlay keeps it. Its content is a stranger's.
+
+        Raises: NotFound.
+        """
+
+    @abstractmethod
     async def drop(self, snapshot: SnapshotId) -> None:
         """Take it away; deleting goes on in the background. Absent is not an error.  Raises: CleanupFailed."""
 
     @abstractmethod
     async def list(self) -> tuple[SnapshotId, ...]:
+        """Those there are."""
+
+
+class Volumes(ABC):
+    """Trees of files that belong to no sandbox, each with a quota that the kernel holds. Ownership on disk is canonical, as in layers."""
+
+    @abstractmethod
+    async def make(self, volume: VolumeId, size_mib: int) -> None:
+        """An empty one, owned by the ordinary user; it survives a power loss, as far as the store survives one.
+
+        Raises:
+            Conflict: it exists. StorageFull.
+        """
+
+    @abstractmethod
+    def open(self, volume: VolumeId) -> int:
+        """A detached mount that shows it and nothing else, which the caller closes. Blocking.  Raises: NotFound, OSError."""
+
+    @abstractmethod
+    async def used(self, volume: VolumeId) -> int:
+        """Bytes in it.  Raises: NotFound."""
+
+    @abstractmethod
+    async def drop(self, volume: VolumeId) -> None:
+        """Take it away; deleting goes on in the background. Absent is not an error.  Raises: CleanupFailed."""
+
+    @abstractmethod
+    async def list(self) -> tuple[VolumeId, ...]:
         """Those there are."""

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from dsec.errors import BadRequest, DsecError, IsolationUnavailable
 from dsec.model.ids import SandboxId
-from dsec.model.sandbox import MIB, Flag, Level, SandboxSpec, Volume
+from dsec.model.sandbox import MIB, Flag, Level, Volume
 from dsec.ports.runtime import OnEnded, Plan
-from dsec.ports.storage import Image, Images, Layers
+from dsec.ports.storage import Image, Images, Layers, Volumes
 from dsec.runtimes.cgroups import Hierarchy, flags
+from dsec.runtimes.host_paths import HostPaths
 from dsec.runtimes.mounted import MountedImages
 from dsec.runtimes.spawned import SpawnedRuntime, base_flags
 from dsec.runtimes.spawner import Spawner, SpawnerConfig
@@ -67,6 +68,8 @@ class ContainerRuntime(SpawnedRuntime):
         images: Images,
         layers: Layers,
         mounts: Mounts,
+        volumes: Volumes,
+        host: HostPaths,
     ) -> None:
         if os.geteuid() != 0:
             raise IsolationUnavailable(
@@ -78,6 +81,8 @@ class ContainerRuntime(SpawnedRuntime):
         self._images = images
         self._layers = layers
         self._mounts = mounts
+        self._volumes = volumes
+        self._host = host
         self._resolved: dict[str, Image] = {}
         self._mounted = MountedImages(
             mount=mounts.image,
@@ -119,7 +124,7 @@ class ContainerRuntime(SpawnedRuntime):
     async def _request(self, plan: Plan) -> tuple[CreateRequest, list[int]]:
         await self._spawner.ready()
         base, *over = await self._images_of(plan, partial(self._mounted.take, plan.id))
-        volumes = await asyncio.to_thread(self._open_volumes, plan.volumes) if plan.volumes else []
+        volumes = await asyncio.to_thread(self._open_volumes, plan) if plan.volumes else []
         try:
             writable = await self._writable(plan)
         except BaseException:
@@ -146,7 +151,7 @@ class ContainerRuntime(SpawnedRuntime):
         await self._spawner.ready()
         await self._images_of(plan, self._mounted.ready)
         if plan.volumes:
-            for fd in await asyncio.to_thread(self._open_volumes, plan.volumes):
+            for fd in await asyncio.to_thread(self._open_volumes, plan):
                 os.close(fd)
         if plan.files_of is not None:
             self._layers.rehearse(plan.files_of)
@@ -159,21 +164,22 @@ class ContainerRuntime(SpawnedRuntime):
         async with self.stopped(SandboxId(plan.files_of)):
             return await self._layers.clone(plan.files_of, plan.id, plan.limits.disk_mib)
 
-    def _open_volumes(self, volumes: tuple[Volume, ...]) -> list[int]:
+    def _open_volumes(self, plan: Plan) -> list[int]:
+        """Detached mounts of what they show, in their order."""
         found: list[int] = []
         try:
-            found.extend(map(self._open_volume, volumes))
+            for volume in plan.volumes:
+                found.append(self._open_volume(plan, volume))  # noqa: PERF401 - those before one that fails are closed
         except BaseException:
             for fd in found:
                 os.close(fd)
             raise
         return found
 
-    def _open_volume(self, volume: Volume) -> int:
-        try:
-            fd = os.open(volume.source, os.O_PATH | os.O_CLOEXEC)
-        except OSError as error:
-            raise BadRequest(f"volume source: {str(volume.source)!r}: {error.strerror}") from error
+    def _open_volume(self, plan: Plan, volume: Volume) -> int:
+        if isinstance(volume.source, str):
+            return self._volumes.open(plan.stored[volume.source])
+        fd = self._host.open(volume.source, lent=volume.target in plan.lent)
         try:
             return self._mounts.tree(fd, 0)
         except OSError as error:

@@ -34,6 +34,7 @@ from dsec.stores.living import Row as LivingRow
 from dsec.stores.sandbox_codec import changed, clean_reason, from_row, to_row
 from dsec.stores.schema import Durability, translated
 from dsec.stores.snapshot_records import SqliteSnapshots
+from dsec.stores.volume_records import SqliteVolumes
 from dsec.stores.writer import Writer
 
 Rows = list[tuple[Any, ...]]  # before the class, in which `list` is a method
@@ -60,6 +61,7 @@ class SqliteStore(Journal, Sandboxes):
         self._read_lock = threading.Lock()
         self._closed = False
         self.snapshots = SqliteSnapshots(parts.db, parts.writer, parts.ledger, self._query)
+        self.volumes = SqliteVolumes(parts.db, parts.writer, parts.ledger, self._query)
 
     @classmethod
     async def open(
@@ -273,7 +275,9 @@ class _Files:
     def prepare(self) -> Ed25519PrivateKey:
         """The signing key; makes the files when there are none of them.  Raises: StoreDamaged."""
         if self.database.exists():
-            return checkpoints.load_key(self.key)
+            key = checkpoints.load_key(self.key)
+            schema.upgrade(self.database)
+            return key
         left = [str(path) for path in (self.wal, self.checkpoints) if path.exists()]
         if left:
             raise StoreDamaged(

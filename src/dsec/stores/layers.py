@@ -4,7 +4,7 @@ A new subvolume costs 0.2 ms, but the end of one costs the kernel 1 ms (it commi
 slots are used again: a discarded one that was never written to as it is; another is emptied, and only when that would take
 long, or left anything behind, is it destroyed. Claiming from the shelf of empty slots is free; all work on the disk is done in threads.
 
-Names in the pool: ``slot-N`` a subvolume with ``upper`` and ``work``; ``sn-…`` a snapshot of one; ``sb-…`` (durable pools only) a link to the slot of
+Names in the pool: ``slot-N`` a subvolume with ``upper`` and ``work``; ``sn-…`` a snapshot of one; ``vo-…`` a volume; ``sb-…`` (durable pools only) a link to the slot of
 that sandbox. A slot without a link is nobody's, and is emptied when the pool is opened.
 """
 
@@ -33,6 +33,8 @@ from dsec.stores.slots import PREFIX as SLOT
 from dsec.stores.slots import Slot, Slots
 from dsec.stores.snapshots import PREFIX as SNAPSHOT
 from dsec.stores.snapshots import BtrfsSnapshots
+from dsec.stores.volumes import PREFIX as VOLUME
+from dsec.stores.volumes import BtrfsVolumes
 
 _T = TypeVar("_T")
 
@@ -82,6 +84,14 @@ class BtrfsLayers(Layers):
             pool.directory,
             run=self._run,
             origin=self._origin,
+            retire=self._worker.retire,
+            need_room=partial(self._room.need, 0),
+        )
+        self.volumes = BtrfsVolumes(
+            pool.directory,
+            pool.file_system,
+            mount=pool.mount_subvolume,
+            run=self._run,
             retire=self._worker.retire,
             need_room=partial(self._room.need, 0),
         )
@@ -312,12 +322,14 @@ class BtrfsLayers(Layers):
     def _start(self) -> None:
         """Take over what is there, fill the shelf, start the worker.  Raises: StoreDamaged."""
         names = os.listdir(self._pool.directory)
-        owners = self._owners([name for name in names if not name.startswith((SLOT, SNAPSHOT))])
+        owners = self._owners([name for name in names if not name.startswith((SLOT, SNAPSHOT, VOLUME))])
         for name in names:
             if name.startswith(SLOT):
                 self._take_over(name, owners.pop(name, None))
             elif name.startswith(SNAPSHOT):
-                self._found_snapshot(name)
+                self._found(name, self.snapshots.found)
+            elif name.startswith(VOLUME):
+                self._found(name, self.volumes.found)
         for sandbox in owners.values():  # of slots that are no more
             self._forget(sandbox)
         self._worker.start()
@@ -340,11 +352,11 @@ class BtrfsLayers(Layers):
         else:
             self._claims[owner] = _Claim(deque([slot]))
 
-    def _found_snapshot(self, name: str) -> None:
+    def _found(self, name: str, take: Callable[[str], None]) -> None:
         try:
-            self.snapshots.found(name)
-        except BadRequest as error:
-            raise StoreDamaged(f"the pool of layers holds a strange snapshot: {error.message}") from error
+            take(name)
+        except (BadRequest, OSError) as error:
+            raise StoreDamaged(f"the pool of layers holds something strange: {name}: {error}") from error
 
     def _stop(self) -> None:
         self._closing = True

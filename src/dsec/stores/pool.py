@@ -67,6 +67,10 @@ class Pool:
     file_system: str
     simple_quota: bool
 
+    def mount_subvolume(self, number: int) -> int:
+        """A detached mount whose root is that subvolume.  Raises: OSError."""
+        return mount_detached("btrfs", self.device, {"subvolid": str(number)}, _ATTRIBUTES)
+
     def close(self) -> None:
         """Let go of it. A private pool ends here, unless a sandbox still uses it."""
         for descriptor in (self.unwritten, self.directory, self.mount, self.lock):

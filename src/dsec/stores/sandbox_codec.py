@@ -29,10 +29,12 @@ def spec_to_json(spec: SandboxSpec) -> str:
     value = {
         "level": spec.level.value,
         "base": spec.base,
+        "base_digest": spec.base_digest,
         "template": spec.template,
         "layers": list(spec.layers),
         "workdir": spec.workdir,
         "user": spec.user,
+        "hostname": spec.hostname,
         "limits": dict(zip(_LIMITS, _limits_of(limits), strict=True)),
         "ttl": spec.ttl,
         "idle": spec.idle,
@@ -40,6 +42,8 @@ def spec_to_json(spec: SandboxSpec) -> str:
         "env": dict(spec.env),
         "volumes": [[str(volume.source), volume.target, volume.read_only] for volume in spec.volumes],
         "labels": dict(spec.labels),
+        "project": spec.project,
+        "lent": list(spec.lent),
     }
     text = canonical(value)
     if len(text) > MAX_SPEC:
@@ -58,12 +62,18 @@ def spec_from_json(text: str) -> SandboxSpec:
             limits=Limits(**value.pop("limits")),
             layers=tuple(value.pop("layers")),
             env=MappingProxyType(value.pop("env")),
-            volumes=tuple(Volume(Path(source), target, ro) for source, target, ro in value.pop("volumes")),
+            volumes=tuple(_volume(*volume) for volume in value.pop("volumes")),
+            lent=tuple(value.pop("lent", ())),
             labels=MappingProxyType(value.pop("labels")),
             **value,
         )
     except (ValueError, KeyError, TypeError, AttributeError, DsecError) as exc:
         raise StoreDamaged(f"a stored sandbox specification cannot be read: {exc}") from exc
+
+
+def _volume(source: str, target: str, read_only: bool) -> Volume:
+    """Paths are absolute, and no name begins with a slash."""
+    return Volume(Path(source) if source.startswith("/") else source, target, read_only)
 
 
 def to_row(info: SandboxInfo) -> Row:

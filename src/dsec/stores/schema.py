@@ -15,7 +15,7 @@ Durability = Literal["process", "disk"]
 
 DATABASE: Final = "journal.db"
 APPLICATION_ID: Final = 0x44736563  # "Dsec"
-VERSION: Final = 2
+VERSION: Final = 3
 
 # A record's key is the number of its chain and its own number in it: records of a chain lie together, and a new one
 # is written into one page. What a key stands for is computed, not stored.
@@ -34,7 +34,11 @@ _CHAIN: Final = (
     " state TEXT, ended REAL, expires REAL, reason TEXT, created REAL, session TEXT, workdir BLOB, boot TEXT,"
     " boot_at REAL, flags TEXT, spec TEXT)"
 )
-SCHEMA: Final = (
+_VOLUME: Final = (
+    "CREATE TABLE volume (id TEXT PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, size INTEGER NOT NULL,"
+    " created REAL NOT NULL, UNIQUE (project, name)) WITHOUT ROWID"
+)
+_SECOND: Final = (
     _CHAIN,
     _RECORD,
     (
@@ -43,6 +47,9 @@ SCHEMA: Final = (
     ),
     "CREATE TABLE mark (name TEXT PRIMARY KEY, number INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
 )
+SCHEMA: Final = (*_SECOND, _VOLUME)
+_SCHEMAS: Final = {2: _SECOND, VERSION: SCHEMA}
+"""What can be read, by version: its owner makes the newest of each."""
 _FIRST_MARKS: Final = "INSERT INTO mark VALUES ('checkpoint', 0, zeroblob(32)), ('wal', 0, x'')"
 
 _FULL_IOERR: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
@@ -135,6 +142,20 @@ def create(path: Path) -> None:
     sync_directory(path.parent)
 
 
+def upgrade(path: Path) -> None:
+    """Make a journal of an earlier version one of this version, completely or not at all. Its owner does so before anything else.
+
+    Raises:
+        StoreDamaged, StorageFull, Denied: as :func:`connect`.
+    """
+    with contextlib.closing(connect(path, durability="disk")) as db, translated():
+        if _pragma(db, "user_version") == VERSION:
+            return
+        with transaction(db):
+            db.execute(_VOLUME)
+            db.execute(f"PRAGMA user_version = {VERSION}")
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -173,19 +194,20 @@ def connect(path: Path, *, durability: Durability = "process", read_only: bool =
 
 
 def check(db: sqlite3.Connection, path: Path) -> None:
-    """Raises: StoreDamaged: not a journal of ours, of another version, or its tables are not as they were made."""
+    """Raises: StoreDamaged: not a journal of ours, of a version that we do not know, or its tables are not as they were made."""
     application = _pragma(db, "application_id")
     if application != APPLICATION_ID:
         raise StoreDamaged(f"{path} is not a DSec journal (application id {application})")
     version = _pragma(db, "user_version")
-    if version != VERSION:
+    schema = _SCHEMAS.get(version) if isinstance(version, int) else None
+    if schema is None:
         raise StoreDamaged(
             f"{path} has version {version}, this DSec reads version {VERSION}",
             hint="use the DSec that wrote it",
         )
     found = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-    if found != set(SCHEMA):
-        odd = sorted(str(sql)[:80] for sql in found ^ set(SCHEMA))
+    if found != set(schema):
+        odd = sorted(str(sql)[:80] for sql in found ^ set(schema))
         raise StoreDamaged(f"{path}: its tables are not those of a journal; first difference: {odd[0]}")
     mode = db.execute("PRAGMA journal_mode").fetchone()[0]
     if mode != "wal":

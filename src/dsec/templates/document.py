@@ -31,6 +31,7 @@ from dsec.model.template import (
     volume_faults,
 )
 from dsec.model.template_checks import MAX_ITEMS, check_env, check_value, expected
+from dsec.model.volumes import check_volume_name
 from dsec.templates.faults import MOST_SHOWN, Fault, Place, Places, refused
 from dsec.templates.names import path_of, suggestion
 from dsec.templates.nodes import MAX_BYTES, MAX_NODES, compose, is_nothing, kind_of, place_of
@@ -41,6 +42,10 @@ _TAGS: Final = frozenset(
     f"tag:yaml.org,2002:{name}"
     for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value", "map", "seq")
 )
+VOLUME_FIELDS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"name": Annotated[str, check_volume_name], "source": Path, "target": str, "read_only": bool}
+)
+"""What each of ``volumes`` may say: ``target``, and either ``name`` or ``source``."""
 _WRONG: Final = object()  # in place of a value that could not be read
 
 
@@ -159,6 +164,8 @@ class _Reader:
             return self._env(field, node)
         if bare is Resources:
             return self._resources(field, node)
+        if bare is Volume:
+            return self._volume(field, node)
         if is_dataclass(bare):
             return self._mapping_of(field, bare, node)
         found = self._scalar(field, bare, node)
@@ -283,9 +290,34 @@ class _Reader:
         try:
             return cls(**given)
         except BadRequest as exc:
-            return (
-                self._refused(field, node, exc) if cls is not Volume else self._wrong_volume(field, node, exc)
+            return self._refused(field, node, exc)
+
+    def _volume(self, field: str, node: yaml.Node) -> object:
+        """``name`` or ``source`` says what is shown: a volume of that name, or a path of the host."""
+        if not isinstance(node, yaml.MappingNode):
+            return self._wants(field, node, "a mapping of fields")
+        given = self._given(field, VOLUME_FIELDS, node)
+        wrong = any(value is _WRONG for value in given.values())
+        if "target" not in given:
+            self._fault(f"{field}.target", node, "target is missing")
+            wrong = True
+        if len(given.keys() & {"name", "source"}) != 1:
+            what = "source is missing, or name" if "name" not in given else "there is a source too"
+            self._fault(
+                f"{field}.source",
+                node,
+                what,
+                "name: that of a volume, or source: a path of this machine; one of the two",
             )
+            wrong = True
+        if wrong:
+            return _WRONG
+        try:
+            return Volume(
+                given.get("name") or given["source"], given["target"], given.get("read_only", False)
+            )
+        except BadRequest as exc:
+            return self._wrong_volume(field, node, exc)
 
     def _wrong_volume(self, field: str, node: yaml.Node, exc: BadRequest) -> object:
         """``Volume`` checks itself, and names its fields in words: ``volume target: …``."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import yaml
 
+from dsec.model.sandbox import Volume
 from dsec.model.template import Resources, Template
 
 
@@ -68,6 +69,8 @@ def leaves(template: Template) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Volume) and value.name:
+        return {"name": value.name, "target": value.target, "read_only": value.read_only}
     if isinstance(value, Resources):  # beside each other, as they are written
         return {"profile": value.profile.value, **_plain(value.limits)}
     if is_dataclass(value):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from dsec.errors import BadRequest
-from dsec.model.sandbox import Limits
+from dsec.model.sandbox import Limits, Volume
 from dsec.model.template import Resources, Template
 
 
@@ -42,6 +42,10 @@ def _restored(hint: Any, value: Any) -> Any:
         limits = {name: item for name, item in value.items() if name != "profile"}
         profile = get_type_hints(Resources)["profile"](value["profile"])
         return Resources(profile=profile, limits=Limits(**limits))
+    if bare is Volume:
+        form = dict(value)
+        source = form.pop("name") if "name" in form else Path(form.pop("source"))
+        return Volume(source, **form)
     if is_dataclass(bare):
         assert isinstance(bare, type)
         hints = get_type_hints(bare, include_extras=True)

@@ -15,6 +15,7 @@ from dsec.ports.engine import Services
 from dsec.testing.fakes import FakeRuntime, HandClock, MemoryStore, NoTrees
 from dsec.testing.snapshots import FakeSnapshots, MemorySnapshots
 from dsec.testing.templates import FakeTemplates
+from dsec.testing.volumes import FakeVolumes, MemoryVolumes
 
 
 @dataclass(slots=True)
@@ -27,6 +28,8 @@ class Harness:
     store: MemoryStore = field(init=False)
     snapshots: MemorySnapshots = field(init=False)
     kept: FakeSnapshots = field(default_factory=FakeSnapshots)
+    volumes: MemoryVolumes = field(init=False)
+    stored: FakeVolumes = field(default_factory=FakeVolumes)
     templates: FakeTemplates = field(default_factory=FakeTemplates)
     engine: Engine = field(init=False)
     durable: bool = False
@@ -35,6 +38,7 @@ class Harness:
     def __post_init__(self) -> None:
         self.store = MemoryStore(lambda: self.clock.now().wall)
         self.snapshots = MemorySnapshots(self.store)
+        self.volumes = MemoryVolumes(self.store)
 
     async def connect(self) -> Services:
         """Open an engine."""
@@ -43,8 +47,10 @@ class Harness:
             journal=self.store,
             sandboxes=self.store,
             snapshots=self.snapshots,
-            templates=self.templates,
+            volumes=self.volumes,
+            templates=lambda _: self.templates,
             kept=self.kept,
+            stored=self.stored,
             trees=NoTrees(),
             durable=self.durable,
             clock=None if self.system_clock else self.clock,

@@ -7,10 +7,13 @@ import contextlib
 import os
 from collections.abc import Awaitable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
+from dsec.control.building import Builder
+from dsec.control.layering import Layering
 from dsec.control.template_store import TemplateStore
 from dsec.control.templates import Templates
 from dsec.errors import (
@@ -18,21 +21,23 @@ from dsec.errors import (
     DsecError,
     Unsupported,
 )
+from dsec.images.held import HeldImages
 from dsec.images.layer_store import LayerStore
 from dsec.images.store import ImageStore
 from dsec.model.checks import local_path, shown
 from dsec.model.ids import new_engine_id
+from dsec.model.sandbox import Level, State
 from dsec.node.engine import Engine
-from dsec.ports.engine import Services
+from dsec.ports.engine import Services, Workplace
 from dsec.ports.runtime import Ended
-from dsec.ports.storage import Image
+from dsec.ports.storage import Image, Images
 from dsec.runtimes.trees import Archives
 from dsec.stores import mounts
 from dsec.stores.journal import SqliteStore
 from dsec.stores.keeper import Pace
 from dsec.wiring.levels import LEVELS, Parts, Refused
 from dsec.wiring.settings import Home, Settings, default_home
-from dsec.wiring.state import JOURNAL, KEY, KEYS, State, durable_state, private_state
+from dsec.wiring.state import JOURNAL, KEY, KEYS, StateDirectory, durable_state, private_state
 
 
 @contextlib.contextmanager
@@ -49,13 +54,29 @@ def templates_of(store: Path) -> Path:
     return store / "templates"
 
 
-def _templates(settings: Settings) -> Templates:
+def _images(state: StateDirectory, settings: Settings) -> Images:
+    """A private engine needs no hold on what it has mounted; a durable one mounts its images again after a restart."""
+    root = settings.images or default_home() / "store"
+    images = ImageStore(root)
+    return HeldImages(images, root, owner=state.tag, home=state.path) if state.durable else images
+
+
+async def _release(images: HeldImages, store: SqliteStore) -> None:
+    """Let go of images on which nothing stands any more that the engine knows of."""
+    living = await store.list(tuple(state for state in State if state is not State.GONE))
+    specs = [*(each.spec for each in living), *(each.spec for each in await store.snapshots.all())]
+    if all(spec.base_digest for spec in specs if spec.level is Level.CONTAINER):
+        await images.keep_only({digest for spec in specs for digest in (spec.base_digest, *spec.layers)})
+
+
+def _templates(settings: Settings, place: Workplace) -> Templates:
     root = settings.images or default_home() / "store"
     images, built = ImageStore(root), templates_of(root)
-    return Templates(images, images, LayerStore(root).keep, _look, TemplateStore(built), built)
+    layering = Layering(images, LayerStore(root).keep, _look, place.changes, Builder(place), built)
+    return Templates(images, images, layering, place.snapshots, TemplateStore(built))
 
 
-async def _open_journal(state: State, settings: Settings) -> SqliteStore:
+async def _open_journal(state: StateDirectory, settings: Settings) -> SqliteStore:
     directory, keys = await asyncio.to_thread(lambda: (state.part(JOURNAL), state.part(KEYS)))
     return await SqliteStore.open(
         directory,
@@ -82,7 +103,7 @@ async def open_engine(settings: Settings) -> Services:
         stack.push_async_callback(asyncio.to_thread, state.release)
         store = await _open_journal(state, settings)
         stack.push_async_callback(store.close)
-        parts = Parts(stack, {})
+        parts = Parts(stack, _images(state, settings))
         engine: list[Engine] = []
 
         def on_ended(ended: Ended) -> None:
@@ -101,15 +122,19 @@ async def open_engine(settings: Settings) -> Services:
                 journal=store,
                 sandboxes=store,
                 snapshots=store.snapshots,
-                templates=_templates(settings),
+                volumes=store.volumes,
+                templates=partial(_templates, settings),
                 trees=Archives(),
                 layers=parts.layers,
                 kept=parts.layers.snapshots if parts.layers is not None else None,
+                stored=parts.layers.volumes if parts.layers is not None else None,
                 durable=state.durable,
             )
         )
         services = await engine[0].open()
         stack.push_async_callback(services.close)
+        if isinstance(parts.images, HeldImages):
+            await _release(parts.images, store)
         return _closing(services, stack.pop_all())
 
 

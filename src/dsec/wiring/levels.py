@@ -15,22 +15,23 @@ from dsec.errors import (
     StorageFull,
     Unsupported,
 )
-from dsec.images.store import ImageStore
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Flag, Level, Metrics
 from dsec.node.lifecycle import plan_for
 from dsec.node.ready import ReadyRuntime
 from dsec.ports.guest import Guest
 from dsec.ports.runtime import OnEnded, Plan, Running, Runtime
+from dsec.ports.storage import Images
 from dsec.runtimes import cgroups
 from dsec.runtimes.container import ContainerRuntime, Mounts
+from dsec.runtimes.host_paths import HostPaths
 from dsec.runtimes.process import ProcessRuntime, require_landlock
 from dsec.runtimes.spawned import SpawnedRuntime
 from dsec.runtimes.spawner import SpawnerConfig
 from dsec.stores import mounts
 from dsec.stores.layers import BtrfsLayers
-from dsec.wiring.settings import Settings, default_home, programs
-from dsec.wiring.state import UID_LOCKS, State
+from dsec.wiring.settings import Settings, programs
+from dsec.wiring.state import UID_LOCKS, StateDirectory
 
 
 class Refused(Runtime):
@@ -75,12 +76,13 @@ class Parts:
     """What was opened, to be closed in reverse."""
 
     stack: contextlib.AsyncExitStack
-    runtimes: dict[Level, Runtime]
+    images: Images
+    runtimes: dict[Level, Runtime] = field(default_factory=dict)
     layers: BtrfsLayers | None = None
     ready: list[ReadyRuntime] = field(default_factory=list)
 
 
-def _config(state: State, level: Level, hierarchies: tuple[cgroups.Hierarchy, ...]) -> SpawnerConfig:
+def _config(state: StateDirectory, level: Level, hierarchies: tuple[cgroups.Hierarchy, ...]) -> SpawnerConfig:
     root = os.geteuid() == 0
     if root:
         UID_LOCKS.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,11 +97,11 @@ def _config(state: State, level: Level, hierarchies: tuple[cgroups.Hierarchy, ..
     )
 
 
-def _hierarchies(state: State, level: Level) -> tuple[cgroups.Hierarchy, ...]:
+def _hierarchies(state: StateDirectory, level: Level) -> tuple[cgroups.Hierarchy, ...]:
     return cgroups.prepare(f"{state.tag}-{level.value}") if os.geteuid() == 0 else ()
 
 
-async def _container(state: State, settings: Settings, on_ended: OnEnded, parts: Parts) -> None:
+async def _container(state: StateDirectory, settings: Settings, on_ended: OnEnded, parts: Parts) -> None:
     if os.geteuid() != 0:
         raise IsolationUnavailable(
             "level 'container' needs root", hint="run as root, or use level='process', which does not"
@@ -115,16 +117,18 @@ async def _container(state: State, settings: Settings, on_ended: OnEnded, parts:
             _config(state, Level.CONTAINER, groups),
             groups,
             on_ended=on_ended,
-            images=ImageStore(settings.images or default_home() / "store"),
+            images=parts.images,
             layers=layers,
             mounts=Mounts(mounts.mount_image, mounts.clone_detached),
+            volumes=layers.volumes,
+            host=HostPaths(settings.host_paths),
         )
 
     await _add(await asyncio.to_thread(build), settings, parts)
     parts.layers = layers
 
 
-async def _process(state: State, settings: Settings, on_ended: OnEnded, parts: Parts) -> None:
+async def _process(state: StateDirectory, settings: Settings, on_ended: OnEnded, parts: Parts) -> None:
     def build() -> ProcessRuntime:
         require_landlock()
         groups = _hierarchies(state, Level.PROCESS)
@@ -145,5 +149,5 @@ async def _add(runtime: SpawnedRuntime, settings: Settings, parts: Parts) -> Non
         parts.ready.append(ready)
 
 
-_Maker = Callable[[State, Settings, OnEnded, Parts], Awaitable[None]]
+_Maker = Callable[[StateDirectory, Settings, OnEnded, Parts], Awaitable[None]]
 LEVELS: Final[dict[Level, _Maker]] = {Level.CONTAINER: _container, Level.PROCESS: _process}

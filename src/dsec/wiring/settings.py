@@ -36,6 +36,8 @@ class Settings:
             16 GiB (durable), at most a quarter of what is free.
         shelf: empty writable layers kept ready, at most 1,024.
         pool: ready sandboxes kept of the kind that was asked for last, at most 1,000; 0 = none.
+        host_paths: what of this machine volumes may show: what lies in one of these directories, or is one of these files, links followed. None = whatever
+            the caller names himself, and nothing that a template names; () = nothing.
         wait: seconds for which a durable engine waits when another one has its home.
 
     Raises:
@@ -49,6 +51,7 @@ class Settings:
     pool_bytes: int | None = None
     shelf: int = 8
     pool: int = 2
+    host_paths: tuple[Path, ...] | None = None
     wait: float = 10.0
 
     def __post_init__(self) -> None:
@@ -70,6 +73,36 @@ class Settings:
         check_count("settings.shelf", self.shelf, 0, 1024)
         check_count("settings.pool", self.pool, 0, MAX_SIZE)
         check_seconds("settings.wait", self.wait)
+        _check_host_paths(self.host_paths)
+
+
+def _check_host_paths(paths: object) -> None:
+    """Raises: BadRequest: neither None nor a tuple of absolute paths."""
+    if paths is None:
+        return
+    if not isinstance(paths, tuple):
+        raise BadRequest(
+            f"settings.host_paths: {shown(paths)} is not a tuple", hint='host_paths=(Path("/srv/data"),)'
+        )
+    for path in paths:
+        if not isinstance(path, Path) or not path.is_absolute():
+            raise BadRequest(
+                f"settings.host_paths: {shown(path)} is not an absolute Path", hint="Path(...).absolute()"
+            )
+        local_path("settings.host_paths", path)
+
+
+def host_paths_of(text: str) -> tuple[Path, ...] | None:
+    """What ``$DSEC_HOST_PATHS`` says: absolute paths with colons between them; None: it says nothing.
+
+    Raises:
+        BadRequest: one of them is no absolute path.
+    """
+    if not text:
+        return None
+    paths = tuple([Path(part) for part in text.split(os.pathsep) if part])
+    _check_host_paths(paths)
+    return paths
 
 
 def default_home() -> Path:
