@@ -85,6 +85,12 @@ class SandboxFailed(DsecError):
     code = "sandbox_failed"
 
 
+class BuildFailed(DsecError):
+    """A command that a template runs when it is built did not succeed. ``facts`` holds its ``field`` and ``exit_code``."""
+
+    code = "build_failed"
+
+
 class UnknownOutcome(DsecError):
     """The command was started and its init was lost before it told how it ended."""
 

@@ -224,3 +224,20 @@ def test_level_process_has_none(dsec: Dsec) -> None:
     with pytest.raises(Conflict):
         dsec.sandboxes.create(snapshot, level="process")
     dsec.snapshots.remove(snapshot.id)
+
+
+def test_children_of_a_fork_are_machines_of_their_own(dsec: Dsec) -> None:
+    """Names of machines differ among siblings and from the parent, also after a rollback; runs of a snapshot are alike (above)."""
+    with dsec.sandboxes.create() as parent:
+        parent.exec("echo 0123456789abcdef0123456789abcdef > /etc/machine-id", user="root")
+        snapshot = parent.snapshot()
+        children = parent.fork(3)
+        script = "hostname; cat /etc/machine-id /proc/sys/kernel/hostname; echo $SESSION_ID"
+        told = [one.exec(script).text.split() for one in (parent, *children)]
+        for which in zip(*told, strict=True):
+            assert len(set(which)) == 4
+        name = told[1][0]
+        children[0].rollback(snapshot)
+        assert children[0].exec("hostname").text.strip() == name
+        for child in children:
+            child.destroy()

@@ -5,24 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import anyio
 import pytest
 
 from dsec import Dsec, Limits, Settings
 from dsec.client.sync import Sandbox, Sandboxes
-from dsec.control.template_store import TemplateStore
-from dsec.control.templates import Templates
-from dsec.errors import BadRequest, Conflict, NotFound, StoreDamaged, Unsupported
-from dsec.images.dependencies.bounds import Index
-from dsec.images.layer_store import LayerStore
-from dsec.images.store import ImageStore
+from dsec.errors import BadRequest, Conflict, NotFound, StoreDamaged
 from dsec.model.built import Built
-from dsec.ports.storage import Image
-from dsec.stores import mounts
 from dsec.testing.wheels import make_wheel
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
@@ -36,15 +27,6 @@ runtime:
 resources: {profile: chat, pids: 99}
 strategy: {timezone: Asia/Shanghai, max_steps: 7}
 """
-
-
-@contextmanager
-def look(image: Image) -> Iterator[Path]:
-    descriptor = mounts.mount_image(image.path)
-    try:
-        yield Path(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
 
 
 @pytest.fixture(scope="module")
@@ -68,42 +50,32 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def templates(store: Path, wheels: Path) -> Templates:
-    images = ImageStore(store)
-    index = Index(machine=False, links=(str(wheels),), none=True)
-    root = store / "templates"
-    return Templates(images, images, LayerStore(store).keep, look, TemplateStore(root), root, index=index)
-
-
-@pytest.fixture(scope="module")
-def dsec(store: Path, templates: Templates) -> Iterator[Dsec]:
-    build(templates)
-    with Dsec(settings=Settings(images=store, pool=0, pool_bytes=1 << 30)) as opened:
-        for name in ("base", "agent"):  # what an engine opens once, images among it, it opens now
-            with opened.sandboxes.create(name) as sandbox:
-                sandbox.exec("true")
-        yield opened
+def dsec(store: Path, wheels: Path) -> Iterator[Dsec]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_FIND_LINKS", str(wheels))
+        patch.setenv("PIP_NO_INDEX", "1")
+        with Dsec(settings=Settings(images=store, pool=0, pool_bytes=1 << 30)) as opened:
+            build(opened)
+            for name in ("base", "agent"):  # what an engine opens once, images among it, it opens now
+                with opened.sandboxes.create(name) as sandbox:
+                    sandbox.exec("true")
+            yield opened
 
 
 def build(
-    templates: Templates,
+    dsec: Dsec,
     text: str = DOCUMENT,
     *,
     tag: str = "latest",
     strict: bool = False,
     update: bool = False,
 ) -> Built:
-    async def work() -> Built:
-        return await templates.build(
-            text.encode(), source="agent.yaml", tag=tag, strict=strict, update=update
-        )
-
-    return anyio.run(work)
+    return dsec.templates.build(text.encode(), tag=tag, strict=strict, update=update)
 
 
-def test_a_template_is_built_once_and_run_many_times(templates: Templates, dsec: Dsec) -> None:
-    built = build(templates)
-    again = build(templates)
+def test_a_template_is_built_once_and_run_many_times(dsec: Dsec) -> None:
+    built = build(dsec)
+    again = build(dsec)
     assert replace(again, built_at=0) == replace(built, built_at=0)
     assert len(built.layers) == 1
     assert built.lock
@@ -123,8 +95,8 @@ def test_a_template_is_built_once_and_run_many_times(templates: Templates, dsec:
     assert seen == {"/tmp\nhello\nCST\nfrom a wheel 1\n"}
 
 
-def test_what_is_given_goes_before_what_the_template_says(templates: Templates, dsec: Dsec) -> None:
-    build(templates)
+def test_what_is_given_goes_before_what_the_template_says(dsec: Dsec) -> None:
+    build(dsec)
     with dsec.sandboxes.create(
         "agent:latest", env={"GREETING": "you", "B": "c"}, limits=Limits(pids=50)
     ) as sandbox:
@@ -144,10 +116,8 @@ def test_what_is_given_goes_before_what_the_template_says(templates: Templates, 
         dsec.snapshots.remove(snapshot.id)
 
 
-def test_two_runs_begin_alike_and_a_check_would_see_it(
-    templates: Templates, dsec: Dsec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build(templates)
+def test_two_runs_begin_alike_and_a_check_would_see_it(dsec: Dsec, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(dsec)
     assert dsec.templates.check("agent") == ()
     create, made = Sandboxes.create, []
 
@@ -161,9 +131,9 @@ def test_two_runs_begin_alike_and_a_check_would_see_it(
     assert {each.what for each in dsec.templates.check("agent")} == {"/tmp", "/tmp/left", "/workspace"}
 
 
-def test_tags_history_and_rollback(templates: Templates, dsec: Dsec) -> None:
-    one = build(templates, tag="moving")
-    two = build(templates, DOCUMENT.replace("hello", "goodbye"), tag="moving")
+def test_tags_history_and_rollback(dsec: Dsec) -> None:
+    one = build(dsec, tag="moving")
+    two = build(dsec, DOCUMENT.replace("hello", "goodbye"), tag="moving")
     assert one.digest != two.digest
     assert one.layers == two.layers, "the same dependencies are the same layer"
     assert dsec.templates.get("agent:moving").digest == two.digest
@@ -186,10 +156,9 @@ def test_tags_history_and_rollback(templates: Templates, dsec: Dsec) -> None:
         dsec.templates.get(two.reference)
 
 
-def test_a_tag_is_never_seen_half_moved(templates: Templates, dsec: Dsec) -> None:
+def test_a_tag_is_never_seen_half_moved(dsec: Dsec) -> None:
     digests = {
-        build(templates, DOCUMENT.replace("hello", str(number)), tag=f"t{number}").digest
-        for number in range(2)
+        build(dsec, DOCUMENT.replace("hello", str(number)), tag=f"t{number}").digest for number in range(2)
     }
     errors: list[BaseException] = []
     stop = threading.Event()
@@ -214,24 +183,22 @@ def test_a_tag_is_never_seen_half_moved(templates: Templates, dsec: Dsec) -> Non
     assert not errors
 
 
-def test_what_cannot_be_built_is_refused_by_name(templates: Templates) -> None:
+def test_what_cannot_be_built_is_refused_by_name(dsec: Dsec) -> None:
     with pytest.raises(BadRequest, match=r"line 5: other>=1"):
-        build(templates, strict=True)
-    build(templates, DOCUMENT.replace("other>=1", "other==1.0"), strict=True)
+        build(dsec, strict=True)
+    build(dsec, DOCUMENT.replace("other>=1", "other==1.0"), strict=True)
     for text, error, words in (
         (DOCUMENT.replace("/tmp", "/nowhere"), BadRequest, "runtime.workdir"),
         (DOCUMENT.replace("greeter==1.0", "greeter==2.0"), BadRequest, "greeter"),
-        (DOCUMENT.replace("runtime:\n", "runtime:\n  packages: [git]\n"), Unsupported, "runtime.packages"),
-        (DOCUMENT.replace("runtime:\n", "runtime:\n  setup: ['true']\n"), Unsupported, "runtime.setup"),
         (DOCUMENT.replace("runtime:\n", "runtime:\n  base: nosuch:1\n"), NotFound, "nosuch:1"),
         ("version: 1\nnmae: x\n", BadRequest, "line 2"),
     ):
         with pytest.raises(error, match=words):
-            build(templates, text)
+            build(dsec, text)
 
 
-def test_a_flipped_byte_is_refused(templates: Templates, store: Path) -> None:
-    built = build(templates, DOCUMENT.replace("other>=1", "other==1.0").replace("hello", "flipped"))
+def test_a_flipped_byte_is_refused(dsec: Dsec, store: Path) -> None:
+    built = build(dsec, DOCUMENT.replace("other>=1", "other==1.0").replace("hello", "flipped"))
     path = store / "images" / f"{built.layers[0].removeprefix('sha256:')}.erofs"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -240,6 +207,6 @@ def test_a_flipped_byte_is_refused(templates: Templates, store: Path) -> None:
     with Dsec(settings=Settings(images=store, pool=0)) as fresh, pytest.raises(StoreDamaged):
         fresh.sandboxes.create(built.reference)
     assert (
-        build(templates, DOCUMENT.replace("other>=1", "other==1.0").replace("hello", "flipped")).layers
+        build(dsec, DOCUMENT.replace("other>=1", "other==1.0").replace("hello", "flipped")).layers
         == built.layers
     )

@@ -87,6 +87,34 @@ def _tell(what: str, notes: Sequence[Note]) -> None:
         note(printable(f"{what}: {where}{each.field}: {each.text} ({each.why})"))
 
 
+@template.command("promote")
+def promote(
+    snapshot: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Its id.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME[:TAG]", help="That means it.", show_default=False)],
+    as_json: opt.AsJson = False,
+) -> None:
+    """Make a template of a snapshot's files, and print its digest. Neither the snapshot nor its sandbox is needed afterwards.
+
+    Examples:
+
+        dsec template promote sn-... agent:grown
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        called, _, tag = name.partition(":")
+        async with durable() as engine:
+            taken = await engine.snapshots.get(snapshot)
+            built = await engine.templates.promote(taken, called, tag=tag or "latest")
+        if as_json:
+            put_json(built_json(built))
+        else:
+            put(f"{built.digest}\n")
+        return 0
+
+    conduct(work)
+
+
 @template.command("ls")
 def list_(as_json: opt.AsJson = False) -> None:
     """List what every tag means.

@@ -69,6 +69,7 @@ HINTS: Final[dict[str, str]] = {
     "denied": "run as root, or as the user whose it is",
     "runtime_unavailable": "try again; `dsec doctor` tells what is missing",
     "sandbox_failed": "`dsec events ID` shows what happened to it",
+    "build_failed": "mend the template, and build it again",
     "unknown_outcome": "look inside what it did, then run it again",
     "file_error": "`dsec exec ID -- ls -la DIR` shows what is there",
     "file_not_found": "`dsec exec ID -- ls -la DIR` shows what is there",

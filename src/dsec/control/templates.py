@@ -6,37 +6,26 @@ result is kept under a digest over all of that. Building the same again changes 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Final, Protocol
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
 
 from anyio import to_thread
 
+from dsec.control.layering import Layering
 from dsec.control.template_store import TemplateStore, digest_of
-from dsec.errors import BadRequest, Conflict, Unsupported
-from dsec.images.dependencies.bounds import Index
-from dsec.images.dependencies.cache import WheelCache
-from dsec.images.dependencies.install import RECIPE, install
-from dsec.images.dependencies.lock import Lock, parse_lock
-from dsec.images.dependencies.resolve import resolve
-from dsec.images.dependencies.target import read_target
-from dsec.images.shelf import write_whole
+from dsec.errors import BadRequest, Conflict, NotFound, Unsupported
 from dsec.model.built import Built, Note, Tagged
-from dsec.model.template import Template
-from dsec.ports.engine import TemplateService
+from dsec.model.ids import SnapshotId
+from dsec.model.sandbox import WORKSPACE, SandboxSpec
+from dsec.model.template import Resources, Runtime, Template
+from dsec.ports.engine import SnapshotService, TemplateService
 from dsec.ports.storage import Image, Images
 from dsec.templates.document import Document, parse
 from dsec.templates.dump import digest as blueprint_of
 from dsec.templates.enforcement import unenforced
 from dsec.templates.versions import floating
-
-Look = Callable[[Image], AbstractContextManager[Path]]
-Keep = Callable[[str, Callable[[Path], None]], Awaitable[Image]]
-_NO_BUILD: Final = "no sandbox is started for building yet, and one would have no network"
 
 
 class Holder(Protocol):
@@ -54,29 +43,23 @@ class Templates(TemplateService):
 
     Args:
         images: where bases come from. holder: the same store, keeping what is built upon.
-        keep: makes a layer once. look: the tree of an image, to be read.
-        store: where what is built is kept. root: of locks and wheels. index: where wheels come from; None = as pip is configured here.
+        layering: makes what lies over them. snapshots: what templates can be made of.
+        store: where what is built is kept.
     """
 
     def __init__(
         self,
         images: Images,
         holder: Holder,
-        keep: Keep,
-        look: Look,
+        layering: Layering,
+        snapshots: SnapshotService,
         store: TemplateStore,
-        root: Path,
-        *,
-        index: Index | None = None,
     ) -> None:
-        self._index = index
         self._images = images
         self._holder = holder
-        self._keep = keep
-        self._look = look
+        self._layering = layering
+        self._snapshots = snapshots
         self._store = store
-        self._locks = root / "locks"
-        self._cache = WheelCache(root / "wheels")
 
     async def build(self, text: bytes, *, source: str, tag: str, strict: bool, update: bool) -> Built:
         document = await to_thread.run_sync(lambda: parse(text, source=source))
@@ -89,53 +72,47 @@ class Templates(TemplateService):
                 count=len(floats),
             )
         template = document.template
-        _check_possible(template)
         base = await self._images.get(template.runtime.base)
         if base.mutable and strict:
             raise BadRequest(
                 f"{source}: base {base.name!r} can change under a template", hint="take a base that cannot"
             )
-        layers, lock = await self._layers(template, base, strict, update)
+        layers, lock = await self._layering.over(template, base, strict, update)
         built = _built(document, base, layers, lock, floats)
-        for digest in (base.digest, *layers):
+        return await self._publish(built, tag)
+
+    async def _publish(self, built: Built, tag: str) -> Built:
+        for digest in (built.base_digest, *built.layers):
             await self._holder.hold(digest, _owner(built.digest))
         await to_thread.run_sync(self._store.put, built, tag)
         return await to_thread.run_sync(self._store.find, built.reference)
 
-    async def _layers(
-        self, template: Template, base: Image, strict: bool, update: bool
-    ) -> tuple[tuple[str, ...], str]:
-        """Digests of what lies over the base, and of the lock."""
-        lock = await to_thread.run_sync(self._examined, template, base, strict, update)
-        if lock is None:
-            return (), ""
-        key = f"dependencies-{RECIPE}-{lock.digest.removeprefix('sha256:')}"
-        image = await self._keep(key, lambda tree: self._install(lock, tree))
-        return (image.digest,), lock.digest
+    async def promote(self, snapshot: SnapshotId, *, name: str, tag: str) -> Built:
+        info = await self._snapshots.get(snapshot)
+        spec = info.spec
+        if not spec.base_digest:
+            raise Unsupported(
+                f"snapshot {snapshot}: it is not known what its files lie over",
+                hint="make a sandbox of it, and a snapshot of that",
+            )
+        said, lock = await self._said(spec, name)
+        layers = await self._layering.of_snapshot(snapshot, spec)
+        return await self._publish(_promoted(said, spec, layers, lock), tag)
 
-    def _examined(self, template: Template, base: Image, strict: bool, update: bool) -> Lock | None:
-        """What can be told from the base's own files: the lock for its Python, and whether commands have a place to run."""
-        with self._look(base) as tree:
-            _check_directory(tree, template.runtime.workdir)
-            wanted = template.runtime.dependencies
-            return self._locked(wanted, base, tree, strict, update) if wanted else None
-
-    def _locked(self, wanted: tuple[str, ...], base: Image, tree: Path, strict: bool, update: bool) -> Lock:
-        """The lock of these requirements over this base: made once, and the same from then on."""
-        about = json.dumps([base.digest, sorted(wanted)]).encode()
-        path = self._locks / f"{hashlib.sha256(about).hexdigest()}.json"
-        if not update:
-            try:
-                return parse_lock(path.read_text())
-            except FileNotFoundError:
-                pass
-        lock = resolve(wanted, read_target(tree), cache=self._cache, index=self._index, strict=strict)
-        self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(path, lock.text.encode())  # others may be making the same one
-        return lock
-
-    def _install(self, lock: Lock, tree: Path) -> None:
-        install(lock, tree, cache=self._cache, index=self._index)
+    async def _said(self, spec: SandboxSpec, name: str) -> tuple[Template, str]:
+        """The template that a sandbox was of, under another name, and its lock; or what its specification says."""
+        if spec.template:
+            with suppress(NotFound):
+                origin = await self.find(spec.template)
+                return replace(origin.template, name=name), origin.lock
+        runtime = Runtime(
+            base=spec.base,
+            level=spec.level,
+            env=spec.env,
+            user=spec.user or "user",
+            workdir=spec.workdir or WORKSPACE,
+        )
+        return Template(name=name, version="1", runtime=runtime, resources=Resources(limits=spec.limits)), ""
 
     async def find(self, reference: str) -> Built:
         return await to_thread.run_sync(self._store.find, reference)
@@ -176,28 +153,6 @@ def _owner(digest: str) -> str:
     return f"template-{digest.removeprefix('sha256:')}"
 
 
-def _check_possible(template: Template) -> None:
-    """Raises: Unsupported: something would have to run, and cannot."""
-    for field in ("packages", "setup"):
-        if getattr(template.runtime, field):
-            raise Unsupported(
-                f"runtime.{field}: {_NO_BUILD}",
-                hint="take a base that has what is needed",
-                field=f"runtime.{field}",
-            )
-
-
-def _check_directory(tree: Path, workdir: str) -> None:
-    """Raises: BadRequest: commands would have no place to run."""
-    path = tree / workdir.lstrip("/")
-    if path.is_symlink() or not path.is_dir():
-        raise BadRequest(
-            f"runtime.workdir: there is no directory {workdir} in the base",
-            hint="/workspace is in every base",
-            field="runtime.workdir",
-        )
-
-
 def _floats(document: Document) -> tuple[Note, ...]:
     return tuple(
         Note(field=each.field, line=each.place.line, text=each.requirement, why=each.why)
@@ -223,5 +178,24 @@ def _built(
         lock=lock,
         unenforced=declared,
         floating=floats,
+        built_at=time.time(),
+    )
+
+
+def _promoted(said: Template, spec: SandboxSpec, layers: tuple[str, ...], lock: str) -> Built:
+    blueprint = blueprint_of(said)
+    declared = tuple(
+        Note(field=each.field, line=0, text=str(each.value), why=each.why) for each in unenforced(said)
+    )
+    return Built(
+        digest=digest_of(blueprint, spec.base_digest, layers, lock),
+        blueprint=blueprint,
+        template=said,
+        base=spec.base,
+        base_digest=spec.base_digest,
+        layers=layers,
+        lock=lock,
+        unenforced=declared,
+        floating=(),
         built_at=time.time(),
     )

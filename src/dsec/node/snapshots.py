@@ -11,22 +11,24 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
+from secrets import token_hex
 from types import MappingProxyType
 from typing import Final
 from uuid import uuid4
 
 from dsec.errors import BadRequest, CleanupFailed, Conflict, DsecError, FileProblem, NotFound, Unsupported
 from dsec.model.files import FileType, Identity, WriteOptions
-from dsec.model.ids import SandboxId, SnapshotId, new_snapshot_id
+from dsec.model.ids import SandboxId, SnapshotId, is_snapshot, new_snapshot_id
 from dsec.model.journal import Draft, Json, Phase
-from dsec.model.sandbox import RESERVED, ROOT_UID, Flag, SandboxInfo, SandboxSpec, State
+from dsec.model.sandbox import RESERVED, ROOT_UID, Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import MOST_CHILDREN, Fork, SnapshotInfo, SnapshotKind
 from dsec.node import drafts
 from dsec.node.handles import Handle
 from dsec.node.kit import Kit
 from dsec.node.lifecycle import Lifecycle
 from dsec.node.work import ignore, settled
-from dsec.ports.engine import SnapshotService
+from dsec.ports.engine import Changes, SnapshotService
 from dsec.ports.journal import SnapshotRecords
 from dsec.ports.storage import Snapshots
 
@@ -42,7 +44,7 @@ AT_ONCE: Final = 8  # children that are made at the same time
 Made = list[SandboxId]  # before the class, in which `list` is a method
 
 
-class Snapshotting(SnapshotService):
+class Snapshotting(SnapshotService, Changes):
     """See the module.
 
     Args:
@@ -201,7 +203,8 @@ class Snapshotting(SnapshotService):
 
         async def one() -> None:
             async with turns:
-                made.append((await self._begin(spec, origin)).id)
+                own = replace(spec, hostname=f"sandbox-{token_hex(4)}")  # siblings live at once
+                made.append((await self._begin(own, origin)).id)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -239,6 +242,28 @@ class Snapshotting(SnapshotService):
             self._read[snapshot] -= 1
             self._read += Counter()  # without those that nobody reads
 
+    # Looking into them
+
+    @asynccontextmanager
+    async def changes(self, of: SandboxId | SnapshotId) -> AsyncIterator[Path]:
+        """See :class:`~dsec.ports.engine.Changes`. Of a sandbox: a copy that is nobody's, and goes afterwards."""
+        if is_snapshot(of):
+            snapshot = SnapshotId(of)
+            await self._records.find(snapshot)
+            if self._store is None:
+                raise NotFound(f"there is no snapshot {snapshot}", snapshot=snapshot)
+            with self._reading(snapshot):
+                yield self._store.changes(snapshot)
+            return
+        handle = await self._kit.table.present(SandboxId(of))
+        store, origin = self._stored(handle.info), new_snapshot_id()
+        try:
+            await self._copy(handle, store, origin)
+            yield store.changes(origin)
+        finally:
+            with suppress(CleanupFailed):  # the next engine finds it
+                await store.drop(origin)
+
     # Removing
 
     async def remove(self, snapshot: SnapshotId) -> None:
@@ -253,7 +278,9 @@ class Snapshotting(SnapshotService):
     async def _remove(self, snapshot: SnapshotId) -> None:
         if self._read[snapshot]:
             raise Conflict(
-                f"a sandbox is being rolled back to {snapshot}", hint="try again", snapshot=snapshot
+                f"snapshot {snapshot} is being read: to roll back to it, or to build of it",
+                hint="try again",
+                snapshot=snapshot,
             )
         self._going.add(snapshot)
         try:
@@ -324,17 +351,22 @@ async def _one(content: bytes) -> AsyncIterator[bytes]:
 
 def _check_same(snapshot: SnapshotInfo, spec: SandboxSpec) -> None:
     """Raises: Conflict: the snapshot's files mean nothing over another base."""
-    if (snapshot.spec.level, snapshot.spec.base, snapshot.spec.layers) != (
-        spec.level,
-        spec.base,
-        spec.layers,
-    ):
+    if _beneath(snapshot.spec) != _beneath(spec):
         raise Conflict(
-            f"snapshot {snapshot.id} is of level {snapshot.spec.level} and base {snapshot.spec.base!r}, "
-            f"not of {spec.level} and {spec.base!r}",
+            f"snapshot {snapshot.id} is of level {snapshot.spec.level} and base {_told(snapshot.spec)}, "
+            f"not of {spec.level} and {_told(spec)}",
             hint="use it with what it was taken of",
             snapshot=snapshot.id,
         )
+
+
+def _beneath(spec: SandboxSpec) -> tuple[Level, str, tuple[str, ...]]:
+    """What the files of a writable layer are changes to."""
+    return spec.level, spec.base_digest or spec.base, spec.layers
+
+
+def _told(spec: SandboxSpec) -> str:
+    return f"{spec.base!r} ({spec.base_digest})" if spec.base_digest else repr(spec.base)
 
 
 def _child_of(parent: SandboxInfo) -> SandboxSpec:

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from dsec.errors import CleanupFailed, Conflict, NotFound, StorageFull
@@ -62,6 +63,10 @@ class BtrfsSnapshots(Snapshots):
         if snapshot not in self._names:
             raise NotFound(f"there is no snapshot {snapshot}", snapshot=snapshot)
         return snapshot
+
+    def changes(self, snapshot: SnapshotId) -> Path:
+        """See :class:`~dsec.ports.storage.Snapshots`."""
+        return Path(f"/proc/self/fd/{self._directory}/{self.name(snapshot)}/upper")
 
     async def settle(self) -> None:
         """See :class:`~dsec.ports.storage.Snapshots`."""

@@ -36,7 +36,6 @@ def _declared(why: str) -> Standing:
 _NO_TOOLS: Final = "there are no tools yet that an agent could call"
 _NO_MEMORY: Final = "there are no stores of memory yet"
 _NO_BUDGET: Final = "acts of an agent are not counted yet"
-_NO_BUILD: Final = "a build refuses a template that has any, for nothing could run them yet"
 _LIMIT: Final = "the limits of a sandbox that is asked for without any"
 
 STANDINGS: Final[Mapping[str, Standing]] = MappingProxyType(
@@ -50,8 +49,10 @@ STANDINGS: Final[Mapping[str, Standing]] = MappingProxyType(
             "the level unless another is asked for; one that cannot be had is refused"
         ),
         "runtime.dependencies": _enforced("locked when the template is built, and installed over the base"),
-        "runtime.packages": _declared(_NO_BUILD),
-        "runtime.setup": _declared(_NO_BUILD),
+        "runtime.packages": _enforced(
+            "installed by the base's apt-get when the template is built, in a sandbox without network: only what the base brings can be"
+        ),
+        "runtime.setup": _enforced("run when the template is built, as root of a sandbox without network"),
         "runtime.env": _enforced("variables of the sandbox, under those that are asked for"),
         "runtime.user": _enforced(
             "the user of commands that name none; refused where the level has no such user"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dsec.errors import Conflict, NotFound, StorageFull
 from dsec.model.ids import SandboxId, SnapshotId
 from dsec.model.journal import Draft
@@ -47,6 +49,10 @@ class FakeSnapshots(Snapshots):
     def __init__(self) -> None:
         self.full = False
         self.taken: dict[SnapshotId, SandboxId] = {}
+
+    def changes(self, snapshot: SnapshotId) -> Path:
+        """There are no files."""
+        raise NotFound(f"there is no snapshot {snapshot}", snapshot=snapshot)
 
     async def settle(self) -> None:
         """Nothing is ever dirty."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dsec.errors import NotFound, Unsupported
 from dsec.model.built import Built, Tagged
+from dsec.model.ids import SnapshotId
 from dsec.ports.engine import TemplateService
 
 
@@ -15,6 +16,9 @@ class FakeTemplates(TemplateService):
 
     async def build(self, text: bytes, *, source: str, tag: str, strict: bool, update: bool) -> Built:
         raise Unsupported(f"{source}: nothing is built here", hint="put it into `built`")
+
+    async def promote(self, snapshot: SnapshotId, *, name: str, tag: str) -> Built:
+        raise Unsupported(f"{snapshot}: nothing is built here", hint="put it into `built`")
 
     async def find(self, reference: str) -> Built:
         if reference not in self.built:

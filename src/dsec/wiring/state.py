@@ -1,4 +1,4 @@
-"""State directories: a *private* engine has one that goes with it, a *durable* one a home that one process at a time may own."""
+"""StateDirectory directories: a *private* engine has one that goes with it, a *durable* one a home that one process at a time may own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEY: Final = "journal.key"
 
 
 @dataclass(slots=True)
-class State:
+class StateDirectory:
     """A state directory that we own.
 
     ``tag`` names its cgroups; ``homes`` holds the directories of level ``process``, ``run`` the sockets.
@@ -107,7 +107,7 @@ def _run(tag: str, state: Path) -> Path:
     return path
 
 
-def private_state() -> State:
+def private_state() -> StateDirectory:
     base = Path(tempfile.gettempdir())
     sweep(base)
     for _ in range(_TRIES):
@@ -116,7 +116,7 @@ def private_state() -> State:
         if lock is not None:  # else another engine's sweep found it in the moment before it was locked
             alive = _claim(path.name)
             homes, run = _homes(path.name, path), _run(path.name, path)
-            return State(path, homes, run, path.name, False, lock, alive)
+            return StateDirectory(path, homes, run, path.name, False, lock, alive)
     raise Busy(f"{_TRIES} state directories in {base} were taken by other engines at once")
 
 
@@ -190,7 +190,7 @@ def _make_home(home: Path) -> str:
     return _PREFIX + hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:16]
 
 
-async def durable_state(home: Path, wait: float) -> State:
+async def durable_state(home: Path, wait: float) -> StateDirectory:
     tag = await asyncio.to_thread(_make_home, home)
     deadline = asyncio.get_running_loop().time() + wait
     while (lock := _lock(home)) is None:
@@ -202,7 +202,7 @@ async def durable_state(home: Path, wait: float) -> State:
             )
         await asyncio.sleep(0.02)
     try:
-        return State(home, _homes(tag, home), _run(tag, home), tag, True, lock)
+        return StateDirectory(home, _homes(tag, home), _run(tag, home), tag, True, lock)
     except BaseException:
         os.close(lock)
         raise

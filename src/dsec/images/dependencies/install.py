@@ -35,6 +35,7 @@ RECIPE: Final = "1"
 WHEN: Final = 315_532_800
 """Every file's time, seconds since the epoch: the beginning of 1980, the oldest that a zip can name."""
 _PIECE: Final = 2**20
+_CACHE: Final = "__pycache__"
 _FILE: Final = 0o644
 _PROGRAM: Final = 0o755
 _METADATA: Final = {"INSTALLER": b"dsec\n"}
@@ -110,6 +111,35 @@ def bytecode_command(target: PythonTarget) -> tuple[str, ...]:
     """
     compile_all = ("-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash")
     return (target.interpreter, "-I", "-B", *compile_all, target.packages)
+
+
+def take_bytecode(made: Path, tree: Path, target: PythonTarget) -> int:
+    """Move byte code of ``target``'s packages from one tree to another, for directories that are there; how many files.
+
+    What lies beside it stays behind. Neither tree may be changed meanwhile; no link is followed.
+
+    Raises: OSError.
+    """
+    taken = 0
+    root = target.packages.lstrip("/")
+    for directory, _, files in os.walk(made / root):
+        place = tree / Path(directory).relative_to(made)
+        if place.name != _CACHE or not _is_folder(place.parent, tree):
+            continue
+        place.mkdir(mode=_PROGRAM, exist_ok=True)
+        for name in files:
+            source = Path(directory, name)
+            if name.endswith(".pyc") and stat.S_ISREG(source.lstat().st_mode):
+                source.rename(place / name)
+                taken += 1
+    return taken
+
+
+def _is_folder(path: Path, tree: Path) -> bool:
+    """Whether it is reached from ``tree`` through directories alone."""
+    return all(
+        each.is_dir() and not each.is_symlink() for each in (path, *path.parents) if each.is_relative_to(tree)
+    )
 
 
 def settle(tree: Path) -> None:
