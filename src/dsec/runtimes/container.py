@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from dsec.errors import BadRequest, DsecError, IsolationUnavailable
 from dsec.model.ids import SandboxId
-from dsec.model.sandbox import MIB, Flag, Level, Volume
+from dsec.model.sandbox import MIB, Flag, Level, SandboxSpec, Volume
 from dsec.ports.runtime import OnEnded, Plan
 from dsec.ports.storage import Image, Images, Layers, Volumes
 from dsec.runtimes.cgroups import Hierarchy, flags
@@ -90,7 +90,6 @@ class ContainerRuntime(SpawnedRuntime):
             attach=self._spawner.add_tree,
             detach=self._spawner.remove_tree,
         )
-        self._meanings: dict[str, str] = {}  # digests by the names that were asked for
 
     async def _attach_trees(self, spawner: Spawner) -> None:
         rw = self._mounts.tree(self._layers.root_fd(), 0)
@@ -100,6 +99,16 @@ class ContainerRuntime(SpawnedRuntime):
             os.close(rw)
         await spawner.forget_trees()  # of an engine before this one, which nobody counts any more
         await self._mounted.attach_all(spawner.tree)
+
+    async def pin(self, spec: SandboxSpec) -> SandboxSpec:
+        """See :class:`~dsec.ports.runtime.Runtime`."""
+        if spec.base_digest:
+            return spec
+        image = await self._resolve(spec.base)
+        if not self._mounted.has(image) and not image.path.exists():  # it left the store, and is built again
+            self._resolved.pop(spec.base, None)
+            image = await self._resolve(spec.base)
+        return replace(spec, base_digest=image.digest)
 
     async def _resolve(self, name: str) -> Image:
         """The image of a name, looked up once: what it means stays the same while this engine is open (and not forgotten among many)."""

@@ -64,6 +64,10 @@ class MountedImages:
         await self._mount_all(names, images)
         return names
 
+    def has(self, image: Image) -> bool:
+        """Whether it is mounted now."""
+        return _tree(image) in self._fds
+
     async def ready(self, images: Sequence[Image]) -> None:
         """Mount them, for nobody in particular.  Raises: as :meth:`take`."""
         await self._mount_all(tuple(map(_tree, images)), images)
