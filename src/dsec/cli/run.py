@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
 import typer
 
 from dsec.cli import options as opt
 from dsec.cli.attend import attend
 from dsec.cli.execs import report
 from dsec.cli.session import Signals, announce_build, conduct, durable, private
-from dsec.model.sandbox import Level
+from dsec.client.aio import AsyncSandbox
+from dsec.model.sandbox import Level, Limits, Volume
 from dsec.model.volumes import DEFAULT_PROJECT
 
 app = typer.Typer()
@@ -67,16 +71,32 @@ def run(
     announce_build(level or Level.CONTAINER)
 
     async def work(signals: Signals) -> int:
-        async with durable() if any(each.name for each in volumes) else private() as engine:
-            sandbox = await engine.sandboxes.create(
-                template,
-                level=level or None,
-                limits=limits,
-                read_only=read_only,
-                volumes=volumes,
-                project=project,
-            )
-            async with sandbox:
-                return await (report if as_json else attend)(sandbox, asked, signals)
+        async with _sandbox(template, level, limits, read_only, volumes, project) as sandbox:
+            return await (report if as_json else attend)(sandbox, asked, signals)
 
     conduct(work)
+
+
+@contextlib.asynccontextmanager
+async def _sandbox(
+    template: str,
+    level: str,
+    limits: Limits | None,
+    read_only: bool,
+    volumes: Sequence[Volume],
+    project: str,
+) -> AsyncIterator[AsyncSandbox]:
+    """It ends with the block; named volumes are those of the engine of lasting sandboxes."""
+    async with (
+        durable(quiet=as_json) if any(volume.name for volume in volumes) else private(quiet=as_json) as engine
+    ):
+        sandbox = await engine.sandboxes.create(
+            template,
+            level=level or None,
+            limits=limits,
+            read_only=read_only,
+            volumes=volumes,
+            project=project,
+        )
+        async with sandbox:
+            yield sandbox

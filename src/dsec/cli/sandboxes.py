@@ -88,12 +88,11 @@ def create(
     volumes = opt.volumes(volume)
     limits = opt.limits(memory, cpus, pids, disk)
     variables, labels = opt.pairs("env", env), opt.pairs("label", label)
-
     announce_build(level or Level.CONTAINER)
 
     async def work(signals: Signals) -> int:
         del signals
-        async with durable() as engine:
+        async with durable(quiet=as_json) as engine:
             sandbox = await engine.sandboxes.create(
                 await engine.snapshots.get(template) if is_snapshot(template) else template,
                 level=level or None,

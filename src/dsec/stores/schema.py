@@ -148,12 +148,21 @@ def upgrade(path: Path) -> None:
     Raises:
         StoreDamaged, StorageFull, Denied: as :func:`connect`.
     """
+    if _written_version(path) == VERSION:
+        return
     with contextlib.closing(connect(path, durability="disk")) as db, translated():
         if _pragma(db, "user_version") == VERSION:
             return
         with transaction(db):
             db.execute(_VOLUME)
             db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _written_version(path: Path) -> int:
+    """As the file itself says: there may be a newer one in the log, never an older. Opening it as a database could change it."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return int.from_bytes(file.read(64)[60:64], "big")
+    return 0
 
 
 def sync_directory(path: Path) -> None:
