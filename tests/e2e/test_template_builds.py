@@ -30,9 +30,10 @@ def store(image_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def dsec(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dsec]:
-    wheels = tmp_path_factory.mktemp("wheels")
+@pytest.fixture
+def dsec(store: Path, tmp_path: Path) -> Iterator[Dsec]:
+    """An engine a test: it has every image that it used mounted for as long as it is open."""
+    wheels = tmp_path / "wheels"
     make_wheel(wheels, "greeter", "1.0", files={"greeter.py": b"WORD = 'from a wheel'\n"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_FIND_LINKS", str(wheels))

@@ -58,7 +58,8 @@ async def seen(services: Services, sandbox: SandboxId, env: bytes) -> Seen:
     found = {f"env {name}": value for name, _, value in pairs if name != "SESSION_ID"}
     for path, columns in _SHOWN.items():
         lines = (await _content(services.files, sandbox, path)).splitlines()
-        found[path] = "\n".join(" ".join(line.split()[columns]) for line in lines)
+        told = (" ".join(line.split()[columns]) for line in lines)
+        found[path] = "\n".join(line for line in told if line)  # sockets without a name are those of commands that were just run
     listing = await services.files.list(sandbox, "/", user=ROOT)
     for entry in listing.entries:
         if entry.name not in _KERNEL:
