@@ -44,7 +44,7 @@ static int new_namespaces(struct child *c) {
 
 static int host_name(struct child *c) { return sethostname((const char *)c->p->hostname.p, c->p->hostname.n); }
 
-static int make_mount(const char *type, const char *const *options, unsigned attributes) {
+int make_mount(const char *type, const char *const *options, unsigned attributes) {
     int fs = fsopen(type, FSOPEN_CLOEXEC);
     if (fs < 0) return -1;
     for (; options && *options; options += 2)

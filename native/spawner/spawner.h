@@ -232,6 +232,9 @@ void zygotes_stop(struct spawner *s);
 _Noreturn void child_direct(const struct spawner *s, uint32_t slot, const struct plan *p, int report);
 _Noreturn void child_seed(const struct spawner *s, uint32_t slot, int users, int report);
 
+/* container.c: a detached mount, with pairs of options, or -1 */
+int make_mount(const char *type, const char *const *options, unsigned attributes);
+
 /* container.c, process.c: the ordered operations of each level */
 struct child;
 struct operation {

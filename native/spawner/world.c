@@ -42,12 +42,28 @@ static void make_dev(void) {
         if (symlink(links[i][0], links[i][1])) die(links[i][1]);
 }
 
+/* In a plain chroot "/" is no mount, and nothing can take its place. Whoever enters a mount namespace gets that namespace's root: the one
+ * above the chroot, which is left for good a moment later, with everything in it. */
+static void leave_chroot(const struct spawner *s) {
+    int own = openat(s->proc, "self/ns/mnt", O_RDONLY | O_CLOEXEC);
+    if (own < 0 || setns(own, CLONE_NEWNS)) die("leave chroot");
+    close(own);
+}
+
 void world_enter(struct spawner *s) {
-    const char *at = s->config.state;
+    static const char *const options[] = {"source", "dsec", "size", "1m", "nr_inodes", "16k", "mode", "755", NULL};
     if (unshare(CLONE_NEWNS)) die("unshare mount namespace");
-    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) die("make / private");
-    if (mount("dsec", at, "tmpfs", MS_NOSUID | MS_NOEXEC, "size=1m,nr_inodes=16k,mode=755")) die("mount root");
-    if (chdir(at) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) die("enter root");
+    int at = open(s->config.state, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (at < 0) die("state directory");
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) {
+        if (errno == EINVAL) leave_chroot(s);
+        if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) die("make / private");
+    }
+    int root = make_mount("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    if (root < 0 || move_mount(root, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)) die("mount root");
+    close(at);
+    if (fchdir(root) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/")) die("enter root");
+    close(root);
     directory("/l", 0755);
     directory("/empty", 0555);
     directory("/proc", 0555);
