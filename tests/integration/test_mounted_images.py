@@ -22,6 +22,7 @@ from dsec.ports.runtime import Plan
 from dsec.ports.storage import Image, Images
 from dsec.runtimes import cgroups
 from dsec.runtimes.container import ContainerRuntime, Mounts
+from dsec.runtimes.host_paths import HostPaths
 from dsec.runtimes.mounted import SPARE
 from dsec.runtimes.spawner import SpawnerConfig
 from dsec.stores import mounts
@@ -93,6 +94,8 @@ class Opened:
             images=self.images,
             layers=self.layers,
             mounts=Mounts(mounts.mount_image, mounts.clone_detached),
+            volumes=self.layers.volumes,
+            host=HostPaths(None),
         )
 
 
