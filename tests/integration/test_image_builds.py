@@ -40,7 +40,8 @@ import anyio, sys, time
 from pathlib import Path
 from dsec.images.store import ImageStore
 
-def told(word):
+def told(step):
+    word = step.what
     print(word, flush=True)
     if word == sys.argv[3]:
         time.sleep(60)
@@ -360,7 +361,7 @@ def mmdebstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_debian_is_what_mmdebstrap_installed_less_the_machine(tmp_path: Path, mmdebstrap: Path) -> None:
     said: list[str] = []
-    store = ImageStore(tmp_path / "store", progress=said.append)
+    store = ImageStore(tmp_path / "store", progress=lambda step: said.append(step.what))
     image = anyio.run(store.get, "debian:trixie")
     words = (mmdebstrap / "said").read_text().split()
     assert "trixie" in words

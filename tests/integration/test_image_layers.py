@@ -318,7 +318,7 @@ def test_one_image_in_every_form_is_one_tree(tmp_path: Path) -> None:
 def test_what_is_stored_is_not_built_again_until_its_path_changes(tmp_path: Path) -> None:
     said: list[str] = []
     layout = make.write_layout(tmp_path / "layout", HONEST)
-    store = ImageStore(tmp_path / "store", progress=said.append)
+    store = ImageStore(tmp_path / "store", progress=lambda step: said.append(step.what))
     first = anyio.run(store.get, f"oci:{layout}")
     assert said[-1] == "done"
     said.clear()

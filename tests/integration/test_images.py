@@ -113,7 +113,7 @@ def test_the_image_holds_the_tree_that_its_digest_names(system: Image, root: int
 @pytest.mark.anyio
 async def test_a_second_store_gets_the_same_image_without_building(store: ImageStore, system: Image) -> None:
     said: list[str] = []
-    again = ImageStore(store._root, progress=said.append)
+    again = ImageStore(store._root, progress=lambda step: said.append(step.what))
     assert await again.get("system") == system
     assert await again.list() == (system,)
     assert said == []
@@ -163,7 +163,7 @@ from pathlib import Path
 from dsec.images.store import ImageStore
 
 said = []
-image = anyio.run(ImageStore(Path(sys.argv[1]), progress=said.append).get, "system")
+image = anyio.run(ImageStore(Path(sys.argv[1]), progress=lambda step: said.append(step.what)).get, "system")
 print(image.digest, len(said))
 """
 

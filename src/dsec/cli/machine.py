@@ -75,21 +75,26 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
 
 
 @app.command()
-def gc(as_json: opt.AsJson = False) -> None:
+def gc(budget: opt.Budget = "", as_json: opt.AsJson = False) -> None:
     """Remove what dead engines left and nothing needs any more.
 
     That is: state of private engines that were killed, half-made images and those that no name stands for, and what the
     engine of lasting sandboxes could not remove earlier. Exit code 1 when something still cannot be removed.
 
+    With a budget also images that nobody holds go, the longest unused first, as long as images together are larger.
+
     Examples:
 
         dsec gc
+
+        dsec gc --budget 20G
     """
+    most = opt.size_of("budget", budget)
 
     async def work(signals: Signals) -> int:
         del signals
         with taken():
-            done = await collect(engine_home())
+            done = await collect(engine_home(), most)
         if as_json:
             put_json(done)
         else:

@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "rm": ("sandboxes", "End sandboxes and remove everything of them, or remove snapshots."),
     "template": ("templates", "Build templates, and see what they are."),
     "volume": ("volumes", "Files that sandboxes use one after the other."),
+    "image": ("images", "See, get, verify and remove what sandboxes stand on."),
     "inspect": ("sandboxes", "Show what is known of a sandbox."),
     "events": ("records", "Show the records of a sandbox in the journal."),
     "ps": ("execs", "List commands, or failed clean-ups."),
@@ -72,6 +73,10 @@ def build(names: Sequence[str], switches: Switches) -> typer.Typer:
     @app.callback(epilog=_EPILOG)
     def options(
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and what goes on.")] = False,
+        verbose: Annotated[
+            bool,
+            typer.Option("--verbose", "-v", help="Tell each step of a build, where no terminal shows it."),
+        ] = False,
         show_version: Annotated[
             bool,
             typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_version),
@@ -83,7 +88,8 @@ def build(names: Sequence[str], switches: Switches) -> typer.Typer:
         """
         del show_version
         switches.debug = debug
-        logging.getLogger("dsec").setLevel(logging.DEBUG if debug else logging.WARNING)
+        quiet = logging.INFO if verbose else logging.WARNING
+        logging.getLogger("dsec").setLevel(logging.DEBUG if debug else quiet)
 
     loaded = {COMMANDS[name][0] for name in names if name in COMMANDS}
     for name, (module, summary) in COMMANDS.items():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,6 +12,8 @@ from dsec.cli.attend import Asked
 from dsec.cli.output import STDIN, STDOUT, is_tty
 from dsec.client.requests import check_apart, volume_of
 from dsec.errors import BadRequest, Unsupported
+from dsec.model.checks import check_count
+from dsec.model.images import MOST_BYTES
 from dsec.model.sandbox import Limits, Volume
 
 _WHAT = "Sandbox"
@@ -89,6 +92,15 @@ Tty = Annotated[
         "--tty/--no-tty", help="A terminal of its own; default: when ours are.", rich_help_panel=_HOW
     ),
 ]
+Budget = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        metavar="SIZE",
+        help="Bytes that images may have, such as 500M or 20G.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Words = Annotated[
     list[str], typer.Argument(metavar="CMD...", help="Program and arguments.", show_default=False)
@@ -97,6 +109,22 @@ SandboxIdText = Annotated[str, typer.Argument(metavar="ID", help="Sandbox id (sb
 SandboxIdTexts = Annotated[
     list[str], typer.Argument(metavar="ID...", help="Sandbox ids.", show_default=False)
 ]
+
+
+_SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18})(?P<unit>[KMGT]?)i?B?", re.IGNORECASE)
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def size_of(field: str, text: str) -> int | None:
+    """Bytes of ``20G`` and the like, in powers of 1,024; None of "".  Raises: BadRequest."""
+    if not text:
+        return None
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise BadRequest(f"{field}: {text!r:.100} is not a size", hint="such as 500M or 20G")
+    size = int(found["number"]) * _UNITS[found["unit"].upper()]
+    check_count(field, size, 0, MOST_BYTES)
+    return size
 
 
 def pairs(field: str, given: Sequence[str] | None) -> dict[str, str]:

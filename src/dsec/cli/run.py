@@ -71,7 +71,7 @@ def run(
     announce_build(level or Level.CONTAINER)
 
     async def work(signals: Signals) -> int:
-        async with _sandbox(template, level, limits, read_only, volumes, project) as sandbox:
+        async with _sandbox(template, level, limits, read_only, volumes, project, as_json) as sandbox:
             return await (report if as_json else attend)(sandbox, asked, signals)
 
     conduct(work)
@@ -85,11 +85,11 @@ async def _sandbox(
     read_only: bool,
     volumes: Sequence[Volume],
     project: str,
+    quiet: bool,
 ) -> AsyncIterator[AsyncSandbox]:
     """It ends with the block; named volumes are those of the engine of lasting sandboxes."""
-    async with (
-        durable(quiet=as_json) if any(volume.name for volume in volumes) else private(quiet=as_json) as engine
-    ):
+    lasting = any(volume.name for volume in volumes)
+    async with durable(quiet=quiet) if lasting else private(quiet=quiet) as engine:
         sandbox = await engine.sandboxes.create(
             template,
             level=level or None,

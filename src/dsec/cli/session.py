@@ -16,6 +16,7 @@ import uvloop
 
 from dsec.cli.codes import SIGNALLED
 from dsec.cli.output import STDERR, is_tty, note
+from dsec.cli.progress import shown
 from dsec.client.aio import AsyncDsec as Client
 from dsec.errors import BadRequest, Busy, Conflict, Denied
 from dsec.model.sandbox import Level
@@ -130,9 +131,19 @@ def _host_paths() -> tuple[Path, ...] | None:
     return host_paths_of(os.environ.get("DSEC_HOST_PATHS", ""))
 
 
-def private(pool: int = 0) -> Client:
-    """An engine whose sandboxes end with it: one at a time, so that nothing is made ahead unless asked for."""
-    return AsyncDsec(settings=Settings(shelf=1 + pool, pool=pool, host_paths=_host_paths()))
+def check_home() -> None:
+    """Whether there can be a store.  Raises: BadRequest, Denied."""
+    _home()
+
+
+def private(pool: int = 0, *, quiet: bool = False) -> Client:
+    """An engine whose sandboxes end with it: one at a time, so that nothing is made ahead unless asked for.
+
+    Args:
+        quiet: tell nobody what a build of an image is doing.
+    """
+    settings = Settings(shelf=1 + pool, pool=pool, host_paths=_host_paths(), progress=shown(quiet))
+    return AsyncDsec(settings=settings)
 
 
 @contextlib.contextmanager
@@ -151,9 +162,9 @@ def taken() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def durable(wait: float = WAIT) -> AsyncIterator[Client]:
-    """The engine of lasting sandboxes.  Raises: Busy: another command has had it for ``wait`` seconds."""
-    settings = Settings(wait=wait, shelf=1, pool=0, host_paths=_host_paths())
+async def durable(wait: float = WAIT, *, quiet: bool = False) -> AsyncIterator[Client]:
+    """The engine of lasting sandboxes; with ``quiet`` nobody is told what a build of an image is doing.  Raises: Busy: another command has had it for ``wait`` seconds."""
+    settings = Settings(wait=wait, shelf=1, pool=0, host_paths=_host_paths(), progress=shown(quiet))
     client = AsyncDsec(engine_home(), settings=settings)
     with taken():
         await client.open()

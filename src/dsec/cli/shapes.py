@@ -131,6 +131,17 @@ REPORT: Final = {
     "layers": "list of `{name, status, detail, hint}`; status is `active`, `degraded` or `unavailable`",
     "levels": "list of `{level, available, reason, hint, flags, missing, seconds}`",
 }
+IMAGE: Final = {
+    "digest": "of its tree",
+    "names": "that stand for it now",
+    "sources": "digests by which others know it",
+    "size": "bytes of its file",
+    "mutable": "it shows files of this machine, which change",
+    "created_at": "seconds since the epoch",
+    "used_at": "when it was last asked for",
+    "held_by": "templates and engines that need it",
+}
+FREED: Final = {"paths": "that are gone", "bytes": "of images that were"}
 COLLECTED: Final = {"removed": "paths", "problems": "as `ps --problems`"}
 MEASURED: Final = {
     "level": "that was measured",
@@ -172,6 +183,12 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "events": (Shape("an object a line", RECORD),),
     "ps": (Shape("a list of objects", EXEC), Shape("with `--problems` a list of objects", PROBLEM)),
     "doctor": (Shape("an object", REPORT),),
+    "image ls": (Shape("a list of objects", IMAGE),),
+    "image get": (Shape("an object", IMAGE),),
+    "image refresh": (Shape("an object", IMAGE),),
+    "image verify": (Shape("a list of objects", IMAGE),),
+    "image rm": (Shape("a list of objects", IMAGE),),
+    "image gc": (Shape("an object", FREED),),
     "gc": (Shape("an object", COLLECTED),),
     "bench": (Shape("an object", MEASURED),),
     "audit verify": (Shape("an object", FINDINGS),),

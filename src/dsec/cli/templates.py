@@ -68,7 +68,7 @@ def build(
 
     async def work(signals: Signals) -> int:
         del signals
-        async with durable() as engine:
+        async with durable(quiet=as_json) as engine:
             built = await engine.templates.build(file, tag=tag, strict=strict, update=update)
         _tell("floats", built.floating)
         _tell("declared, not enforced", built.unenforced)

@@ -13,6 +13,7 @@ from dsec.errors import DsecError
 
 PARAMETERS: Final[dict[str, str]] = {
     "argv": "CMD",
+    "budget": "--budget",
     "argv and env": "CMD and --env",
     "command": "CMD",
     "cpu_millis": "--cpus",

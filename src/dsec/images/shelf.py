@@ -84,8 +84,9 @@ class Shelf:
                     write_whole(stamp_path, stamp.encode())
         except FileNotFoundError as error:
             raise self._damaged(key, name, f"{error.filename} is missing") from error
-        with _writable(self.root):
-            image.path.with_suffix(".used").touch(mode=0o600)
+        if not full:  # who only checks does not use it
+            with _writable(self.root):
+                image.path.with_suffix(".used").touch(mode=0o600)
         return image
 
     def image(self, name: str, meaning: Meaning) -> Image:
@@ -100,7 +101,7 @@ class Shelf:
             config=_config(config) if isinstance(config, dict) else None,
         )
 
-    def by_digest(self, name: str, digest: str) -> Image | None:
+    def by_digest(self, name: str, digest: str, *, full: bool = False) -> Image | None:
         """The image of that tree, whether or not a name stands for it; None when it is not stored.  Raises: StoreDamaged."""
         path = self.root / "images" / f"{digest.removeprefix('sha256:')}.json"
         try:
@@ -109,7 +110,7 @@ class Shelf:
             return None
         if facts["digest"] != digest:
             raise damaged(path, f"is of {facts['digest']}")
-        return self.load("", name, facts)
+        return self.load("", name, facts, full=full)
 
     def publish(self, key: str, name: str, file: Path, meaning: Meaning) -> Image:
         """Take ``file`` in. File first, then facts, then the name: who sees the name sees a whole image.

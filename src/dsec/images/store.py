@@ -17,17 +17,19 @@ from typing import Any, Final
 from anyio import from_thread, to_thread
 
 from dsec.errors import Conflict, NotFound, StorageFull, Unsupported
-from dsec.images import debian, oci, registry
+from dsec.images import debian, gc, oci, registry
 from dsec.images.bases import default_table, resolve
 from dsec.images.builds import locked, work_directory
+from dsec.images.catalogue import take_out
 from dsec.images.disk import of_disk, typed
 from dsec.images.names import HINT, HOST, SYSTEM, BaseName, parse
 from dsec.images.packages import fingerprint, system_packages
 from dsec.images.shelf import DIGEST, Meaning, Shelf
-from dsec.images.system import RECIPE, Progress, build_tree, make_erofs, require_builder
+from dsec.images.system import RECIPE, build_tree, make_erofs, require_builder
 from dsec.images.tools import Check, Stopped
 from dsec.images.tree import tree_digest
 from dsec.images.unpack import Unpacked, unpack
+from dsec.model.images import ImageInfo, Progress, Step, silent
 from dsec.ports.storage import Image, ImageConfig, Images
 
 _STATUS: Final = Path("/var/lib/dpkg/status")
@@ -43,24 +45,35 @@ class _Made:
     extra: Meaning = field(default_factory=dict)
 
 
-def _silent(_: str) -> None:
-    """No progress wanted."""
-
-
 class ImageStore(Images):
     """Images below one directory, which it makes (mode 0700) when absent.
 
     Args:
         root: of the store.
         progress: told, from a worker thread, what a long build is doing.
+        budget: bytes that images may have together: what nobody holds goes after a build that exceeds it, the one first that was asked
+            for longest ago, never within an hour. None: no bound.
         bases: the alias table; None = where :func:`~dsec.images.bases.default_table` says.
     """
 
-    def __init__(self, root: Path, *, progress: Progress = _silent, bases: Path | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        progress: Progress = silent,
+        bases: Path | None = None,
+        budget: int | None = None,
+    ) -> None:
         self._root = root
+        self._budget = budget
         self._progress = progress
         self._bases = bases
         self._shelf = Shelf(root)
+
+    @property
+    def root(self) -> Path:
+        """Where it is."""
+        return self._root
 
     async def get(self, name: str) -> Image:
         """See :class:`~dsec.ports.storage.Images`.
@@ -121,8 +134,8 @@ class ImageStore(Images):
             )
         return image if used.name == asked.name else replace(image, asked=asked.name)
 
-    def _stored(self, digest: str) -> Image:
-        found = self._shelf.by_digest(digest, digest) if DIGEST.fullmatch(digest) else None
+    def _stored(self, digest: str, full: bool = False) -> Image:
+        found = self._shelf.by_digest(digest, digest, full=full) if DIGEST.fullmatch(digest) else None
         if found is None:
             raise NotFound(
                 f"no image {digest:.80} is stored", hint="build what it is of again", digest=digest[:80]
@@ -147,7 +160,29 @@ class ImageStore(Images):
         self._shelf.prepare()
         return tuple(self._shelf.image(name, meaning) for name, meaning in self._shelf.names())
 
+    async def remove(self, name: str) -> ImageInfo:
+        """See :class:`~dsec.ports.engine.ImageService`."""
+        return await to_thread.run_sync(self._remove, name)
+
+    def collect(self, budget: int | None = None) -> tuple[Path, ...]:
+        """What nothing needs goes: see :func:`dsec.images.gc.collect`. Blocking.  Raises: Denied, StoreDamaged."""
+        return gc.collect(self._root, budget=self._budget if budget is None else budget)
+
+    def _remove(self, name: str) -> ImageInfo:
+        self._shelf.prepare()
+        if DIGEST.fullmatch(name):
+            return take_out(self._root, "", name)
+        names = {each: str(meaning["digest"]) for each, meaning in self._shelf.names()}
+        used = name if name in names else self._resolve(parse(name)).name
+        if used not in names:
+            raise NotFound(
+                f"no image {name!r} is stored", hint="`dsec image ls` shows those that are", name=name
+            )
+        return take_out(self._root, used, names[used])
+
     def _verify(self, name: str) -> Image:
+        if DIGEST.fullmatch(name):
+            return self._stored(name, full=True)
         used = self._resolve(parse(name))
         meaning = self._shelf.meaning(used.key)
         if meaning is None:
@@ -168,7 +203,14 @@ class ImageStore(Images):
         return self._shelf.load(used.key, used.name, meaning)
 
     def _build(self, used: BaseName, check: Check) -> Image:
-        """Build and publish; call with the name's lock held."""
+        """Call with the name's lock held."""
+        try:
+            return self._made(used, check)
+        finally:
+            self._progress(Step("done", over=True))
+
+    def _made(self, used: BaseName, check: Check) -> Image:
+        """Build and publish."""
         tool = require_builder()
         try:
             with work_directory(self._root) as work:
@@ -177,10 +219,10 @@ class ImageStore(Images):
                 parts.mkdir()
                 made = self._make(used, tree, parts, check)
                 check()
-                self._progress("computing the digest")
+                self._tell("computing the digest")
                 digest = tree_digest(tree)
                 check()
-                self._progress("writing the image")
+                self._tell("writing the image")
                 make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])))
                 meaning = {"digest": digest, "sources": list(made.sources), **made.extra, **_told(made)}
                 with locked(self._root / "lock"):
@@ -193,8 +235,12 @@ class ImageStore(Images):
                     path=str(self._root),
                 ) from error
             raise of_disk(error, self._root) from error
-        self._progress("done")
+        if self._budget is not None:
+            gc.collect(self._root, budget=self._budget)  # milliseconds, after a build of seconds
         return image
+
+    def _tell(self, what: str) -> None:
+        self._progress(Step(what))
 
     def _make(self, used: BaseName, tree: Path, parts: Path, check: Check) -> _Made:
         """Fill the tree."""
@@ -202,9 +248,9 @@ class ImageStore(Images):
             case "system":
                 return self._make_system(tree)
             case "debian":
-                return _Made(unpacked=debian.build(used.rest, tree, parts, self._progress, check=check))
+                return _Made(unpacked=debian.build(used.rest, tree, parts, self._tell, check=check))
             case "docker":
-                self._progress(f"fetching {used.name}")
+                self._tell(f"fetching {used.name}")
                 layout, digest = registry.fetch(used.rest, used.pin, parts, check=check)
                 made = self._make_oci(layout, "image", tree, parts, check)
                 return replace(made, sources=tuple(dict.fromkeys((*made.sources, digest))))
@@ -219,15 +265,15 @@ class ImageStore(Images):
     def _make_system(self, tree: Path) -> _Made:
         packages = system_packages()
         extra = {"status": _status_stamp(), "key": fingerprint(packages, RECIPE)}
-        build_tree(tree, packages, self._progress)
+        build_tree(tree, packages, self._tell)
         return _Made(extra=extra)
 
     def _make_oci(self, path: Path, tag: str, tree: Path, parts: Path, check: Check) -> _Made:
-        self._progress("checking the layers")
+        self._tell("checking the layers")
         blobs = parts / "blobs"
         blobs.mkdir()
         found = oci.read_image(path, blobs, tag=tag)
-        self._progress(f"unpacking {len(found.layers)} layers")
+        self._tell(f"unpacking {len(found.layers)} layers")
         unpacked = unpack(tree, found.layers, check=check)
         return _Made(sources=(found.source,), config=found.config, unpacked=unpacked)
 

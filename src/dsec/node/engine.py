@@ -28,7 +28,7 @@ from dsec.node.scratch import ScratchExecs
 from dsec.node.snapshots import Snapshotting
 from dsec.node.volumes import VolumeKeeping
 from dsec.node.work import Work
-from dsec.ports.engine import Services, TemplateService, Workplace
+from dsec.ports.engine import ImageService, Services, TemplateService, Workplace
 from dsec.ports.journal import Journal, Sandboxes, SnapshotRecords, VolumeRecords
 from dsec.ports.runtime import Ended, Runtime
 from dsec.ports.storage import Layers, Snapshots, Volumes
@@ -59,6 +59,7 @@ class Engine:
         snapshots: SnapshotRecords,
         volumes: VolumeRecords,
         templates: Callable[[Workplace], TemplateService],
+        images: ImageService,
         trees: Trees,
         layers: Layers | None = None,
         kept: Snapshots | None = None,
@@ -96,6 +97,7 @@ class Engine:
             snapshots=self.snapshots,
             volumes=self.volumes,
             templates=templates(Workplace(self.lifecycle, execs, self.snapshots, self.snapshots)),
+            images=images,
             execs=execs,
             files=Files(doing),
             trees=WholeTrees(doing, trees),

@@ -19,6 +19,7 @@ from dsec.model.built import Built, Tagged
 from dsec.model.execs import Chunk, ExecInfo, ExecRequest, ExecResult, PtySize
 from dsec.model.files import Change, Entry, FileEvent, Listing, Transfer, WriteOptions
 from dsec.model.ids import ExecId, SandboxId, SnapshotId
+from dsec.model.images import Freed, ImageInfo
 from dsec.model.journal import Record
 from dsec.model.sandbox import Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
@@ -220,6 +221,41 @@ class TemplateService(ABC):
         """Take a tag away. With the last tag of a name goes everything that was built under it. Twice is no error. Sandboxes live on."""
 
 
+class ImageService(ABC):
+    """The images that sandboxes stand on, shared by all engines of a user. They are asked for by name, or by ``sha256:…``.
+
+    Every method that takes a name raises:
+        BadRequest: it is none. NotFound: there is no such image. StoreDamaged, Denied.
+    """
+
+    @abstractmethod
+    async def list(self) -> tuple[ImageInfo, ...]:
+        """What is stored, by name; what no name stands for comes last."""
+
+    @abstractmethod
+    async def get(self, name: str) -> ImageInfo:
+        """The image of that name, built or fetched first when it is not stored.  Raises: as :meth:`dsec.ports.storage.Images.get`."""
+
+    @abstractmethod
+    async def refresh(self, name: str) -> ImageInfo:
+        """Built or fetched anew, also when it is stored. Sandboxes and templates keep what they have.  Raises: as :meth:`get`."""
+
+    @abstractmethod
+    async def verify(self, name: str) -> ImageInfo:
+        """All of its file read, and found to be what was stored.  Raises: StoreDamaged: it is not."""
+
+    @abstractmethod
+    async def remove(self, name: str) -> ImageInfo:
+        """Take a name away, and the image when no other name stands for it; given a digest, the image and all its names.
+
+        Raises: Conflict: templates, or engines with sandboxes or snapshots, need it; all are named.
+        """
+
+    @abstractmethod
+    async def collect(self, budget: int | None) -> Freed:
+        """Remove what nothing needs; with a ``budget`` of bytes also what nobody holds beyond it, the longest unused first."""
+
+
 class ExecSession(ABC):
     """One command, as one client follows it. Dropping the session leaves the command alone."""
 
@@ -384,6 +420,7 @@ class Services:
     snapshots: SnapshotService
     volumes: VolumeService
     templates: TemplateService
+    images: ImageService
     execs: ExecService
     files: FileService
     trees: TreeService

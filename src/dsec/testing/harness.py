@@ -13,6 +13,7 @@ from dsec.model.sandbox import Level
 from dsec.node.engine import Engine
 from dsec.ports.engine import Services
 from dsec.testing.fakes import FakeRuntime, HandClock, MemoryStore, NoTrees
+from dsec.testing.image_service import FakeImageService
 from dsec.testing.snapshots import FakeSnapshots, MemorySnapshots
 from dsec.testing.templates import FakeTemplates
 from dsec.testing.volumes import FakeVolumes, MemoryVolumes
@@ -31,6 +32,7 @@ class Harness:
     volumes: MemoryVolumes = field(init=False)
     stored: FakeVolumes = field(default_factory=FakeVolumes)
     templates: FakeTemplates = field(default_factory=FakeTemplates)
+    images: FakeImageService = field(default_factory=FakeImageService)
     engine: Engine = field(init=False)
     durable: bool = False
     retry: float = 0.01
@@ -49,6 +51,7 @@ class Harness:
             snapshots=self.snapshots,
             volumes=self.volumes,
             templates=lambda _: self.templates,
+            images=self.images,
             kept=self.kept,
             stored=self.stored,
             trees=NoTrees(),

@@ -13,6 +13,7 @@ from pathlib import Path
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
 from dsec.control.building import Builder
+from dsec.control.images import ImageKeeping
 from dsec.control.layering import Layering
 from dsec.control.template_store import TemplateStore
 from dsec.control.templates import Templates
@@ -26,9 +27,10 @@ from dsec.images.layer_store import LayerStore
 from dsec.images.store import ImageStore
 from dsec.model.checks import local_path, shown
 from dsec.model.ids import new_engine_id
+from dsec.model.images import silent
 from dsec.model.sandbox import Level, State
 from dsec.node.engine import Engine
-from dsec.ports.engine import Services, Workplace
+from dsec.ports.engine import ImageService, Services, Workplace
 from dsec.ports.runtime import Ended
 from dsec.ports.storage import Image, Images
 from dsec.runtimes.trees import Archives
@@ -54,10 +56,21 @@ def templates_of(store: Path) -> Path:
     return store / "templates"
 
 
+def image_store(settings: Settings) -> ImageStore:
+    """The one that an engine with these settings has."""
+    root = settings.images or default_home() / "store"
+    return ImageStore(root, progress=settings.progress or silent, budget=settings.images_bytes)
+
+
+def image_service(settings: Settings) -> ImageService:
+    """What can be done with images, for whoever has no engine open."""
+    return ImageKeeping(image_store(settings))
+
+
 def _images(state: StateDirectory, settings: Settings) -> Images:
     """A private engine needs no hold on what it has mounted; a durable one mounts its images again after a restart."""
     root = settings.images or default_home() / "store"
-    images = ImageStore(root)
+    images = image_store(settings)
     return HeldImages(images, root, owner=state.tag, home=state.path) if state.durable else images
 
 
@@ -71,7 +84,7 @@ async def _release(images: HeldImages, store: SqliteStore) -> None:
 
 def _templates(settings: Settings, place: Workplace) -> Templates:
     root = settings.images or default_home() / "store"
-    images, built = ImageStore(root), templates_of(root)
+    images, built = image_store(settings), templates_of(root)
     layering = Layering(images, LayerStore(root).keep, _look, place.changes, Builder(place), built)
     return Templates(images, images, layering, place.snapshots, TemplateStore(built))
 
@@ -124,6 +137,7 @@ async def open_engine(settings: Settings) -> Services:
                 snapshots=store.snapshots,
                 volumes=store.volumes,
                 templates=partial(_templates, settings),
+                images=image_service(settings),
                 trees=Archives(),
                 layers=parts.layers,
                 kept=parts.layers.snapshots if parts.layers is not None else None,

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -79,17 +80,20 @@ class Collected:
     problems: tuple[Problem, ...]
 
 
-async def collect(home: Path) -> Collected:
+async def collect(home: Path, budget: int | None = None) -> Collected:
     """Remove what dead private engines and half-made or replaced images left, and repair the durable engine of ``home``.
 
     A durable engine without sandboxes keeps no process.
+
+    Args:
+        budget: bytes that stored images may have together: beyond it those that nobody holds go, the longest unused first. None: no bound.
 
     Raises:
         Conflict: another process owns ``home``.
     """
     removed = await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
     store = default_home() / "store"
-    removed += await asyncio.to_thread(images_gc.collect, store)
+    removed += await asyncio.to_thread(partial(images_gc.collect, store, budget=budget))
     await asyncio.to_thread(WheelCache(templates_of(store) / "wheels").prune, _WHEELS_KEPT)
     problems: tuple[Problem, ...] = ()
     if await asyncio.to_thread(home.exists):

@@ -13,6 +13,7 @@ from dsec.errors import (
     IsolationUnavailable,
 )
 from dsec.model.checks import check_count, check_seconds, local_path, shown
+from dsec.model.images import Progress
 from dsec.model.sandbox import MIB
 from dsec.node.ready import MAX_SIZE
 from dsec.stores.schema import Durability
@@ -38,6 +39,9 @@ class Settings:
         pool: ready sandboxes kept of the kind that was asked for last, at most 1,000; 0 = none.
         host_paths: what of this machine volumes may show: what lies in one of these directories, or is one of these files, links followed. None = whatever
             the caller names himself, and nothing that a template names; () = nothing.
+        images_bytes: what stored images may have together before those that nobody holds go, the longest unused first, after a build; at least
+            1 MiB. None = no bound.
+        progress: told, from other threads, what a build of an image is doing.
         wait: seconds for which a durable engine waits when another one has its home.
 
     Raises:
@@ -52,6 +56,8 @@ class Settings:
     shelf: int = 8
     pool: int = 2
     host_paths: tuple[Path, ...] | None = None
+    images_bytes: int | None = None
+    progress: Progress | None = None
     wait: float = 10.0
 
     def __post_init__(self) -> None:
@@ -70,6 +76,13 @@ class Settings:
         check_count("settings.journal_bytes", self.journal_bytes, MIB, _MOST_BYTES)
         if self.pool_bytes is not None:
             check_count("settings.pool_bytes", self.pool_bytes, 256 * MIB, _MOST_BYTES)
+        if self.images_bytes is not None:
+            check_count("settings.images_bytes", self.images_bytes, MIB, _MOST_BYTES)
+        progress: object = self.progress
+        if progress is not None and not callable(progress):
+            raise BadRequest(
+                f"settings.progress: {shown(progress)} cannot be called", hint="progress=lambda step: ..."
+            )
         check_count("settings.shelf", self.shelf, 0, 1024)
         check_count("settings.pool", self.pool, 0, MAX_SIZE)
         check_seconds("settings.wait", self.wait)
