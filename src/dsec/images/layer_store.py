@@ -10,7 +10,7 @@ from pathlib import Path
 
 from anyio import to_thread
 
-from dsec.errors import StorageFull, StoreDamaged
+from dsec.errors import BadRequest, StorageFull, StoreDamaged
 from dsec.images.builds import locked, work_directory
 from dsec.images.shelf import Shelf
 from dsec.images.system import make_erofs, require_builder
@@ -43,6 +43,24 @@ class LayerStore:
         """
         return await to_thread.run_sync(self._keep, key, fill, check)
 
+    async def adopt(self, digest: str, fill: Callable[[Path], None], *, check: Check = unstoppable) -> Image:
+        """The image of the tree with that digest, made here of what ``fill`` says is that tree, unless it is stored already.
+
+        Raises:
+            BadRequest: it is another tree. As :meth:`keep`.
+        """
+        return await to_thread.run_sync(self._adopt, digest, fill, check)
+
+    def _adopt(self, digest: str, fill: Callable[[Path], None], check: Check) -> Image:
+        self._shelf.prepare()
+        key = f"tree-{digest.removeprefix('sha256:')}"
+        with locked(self._root / "locks" / key, check=check):
+            with suppress(StoreDamaged):  # then it is made again
+                found = self._shelf.by_digest(digest, digest)
+                if found is not None:
+                    return found
+            return self._make(key, fill, check, wanted=digest)
+
     def _keep(self, key: str, fill: Callable[[Path], None], check: Check) -> Image:
         self._shelf.prepare()
         found = self._find(key)
@@ -58,7 +76,7 @@ class LayerStore:
             return self._shelf.load(key, key, meaning) if meaning is not None else None
         return None
 
-    def _make(self, key: str, fill: Callable[[Path], None], check: Check) -> Image:
+    def _make(self, key: str, fill: Callable[[Path], None], check: Check, *, wanted: str = "") -> Image:
         tool = require_builder()
         try:
             with work_directory(self._root) as work:
@@ -67,6 +85,13 @@ class LayerStore:
                 fill(tree)
                 check()
                 digest = tree_digest(tree)
+                if wanted not in ("", digest):
+                    raise BadRequest(
+                        f"what is said to be the tree {wanted} is {digest}",
+                        hint="it was changed on its way: get it from its maker again",
+                        found=digest,
+                        wanted=wanted,
+                    )
                 check()
                 make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])), attributes=has_attributes(tree))
                 with locked(self._root / "lock"):

@@ -34,7 +34,7 @@ def tree_digest(root: Path) -> str:
 
 def has_attributes(root: Path) -> bool:
     """Whether anything below has an extended attribute that the digest covers.  Raises: OSError."""
-    return any(_attributes(path) for path, _ in _walk(root))
+    return any(attribute_names(path) for path, _ in _walk(root))
 
 
 def file_digest(path: Path) -> str:
@@ -62,13 +62,13 @@ def _record(relative: Path, path: Path, info: os.stat_result) -> Iterable[bytes]
     yield kind
     yield numbers.encode()
     yield content
-    for name in _attributes(path):
+    for name in attribute_names(path):
         yield os.fsencode(name)
         yield os.getxattr(path, name, follow_symlinks=False)
 
 
-def _attributes(path: Path) -> list[str]:
-    """Their names, sorted."""
+def attribute_names(path: Path | str) -> list[str]:
+    """Of the extended attributes that the digest covers, sorted.  Raises: OSError."""
     return sorted(name for name in os.listxattr(path, follow_symlinks=False) if name not in _FOREIGN_XATTRS)
 
 

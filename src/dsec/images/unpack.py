@@ -32,7 +32,7 @@ _HINTS: Final[Mapping[type[DsecError], str]] = {
     TooLarge: "use a smaller image",
     StorageFull: "free space where the image store is, or run: dsec gc",
 }
-_CODE: Final = "import sys; sys.path.insert(0, sys.argv[1]); from dsec.images.unpacker import main; main()"
+_CODE: Final = "import sys; sys.path.insert(0, sys.argv[1]); from dsec.images.{module} import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +86,7 @@ def unpack(
             "made_after": made_after,
             "apt_sources": apt_sources,
         }
-        report = _child(job, [int(str(each["fd"])) for each in jobs], check)
-    refused = report.get("error")
-    if refused is not None:
-        kind = _REFUSALS.get(str(report.get("code")), BadRequest)
-        raise kind(f"the image cannot be unpacked: {refused}", hint=_HINTS.get(kind, ""), reason=refused)
+        report = run_child("unpacker", job, [int(str(each["fd"])) for each in jobs], check)
     return Unpacked(
         entries=report["entries"],
         bytes=report["bytes"],
@@ -124,11 +120,27 @@ def _opened(layer: LayerFile, max_bytes: int) -> Iterator[dict[str, object]]:
                 process.kill()
 
 
-def _child(job: Mapping[str, object], fds: Sequence[int], check: Check) -> dict[str, Any]:
-    """What it reports.  Raises: Busy, RuntimeUnavailable."""
+def run_child(module: str, job: Mapping[str, object], fds: Sequence[int], check: Check) -> dict[str, Any]:
+    """What a child process reports that does a job in a root directory of its own.
+
+    Args:
+        module: of this package, with a ``main`` that does what its standard input describes.
+        fds: that it inherits.
+
+    Raises: BadRequest, TooLarge, StorageFull: what it refused. Busy, RuntimeUnavailable.
+    """
+    report = _report(module, job, fds, check)
+    refused = report.get("error")
+    if refused is not None:
+        kind = _REFUSALS.get(str(report.get("code")), BadRequest)
+        raise kind(f"the image cannot be unpacked: {refused}", hint=_HINTS.get(kind, ""), reason=refused)
+    return report
+
+
+def _report(module: str, job: Mapping[str, object], fds: Sequence[int], check: Check) -> dict[str, Any]:
     package = str(Path(errors.__file__).parents[1])
     with subprocess.Popen(
-        mortal([sys.executable, "-I", "-c", _CODE, package]),
+        mortal([sys.executable, "-I", "-c", _CODE.format(module=module), package]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

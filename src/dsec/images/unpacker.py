@@ -16,6 +16,7 @@ import posixpath
 import resource
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -206,9 +207,14 @@ def main() -> None:
     ``diff_id`` ("" = not known). ``max_bytes``, ``max_entries``. ``made_after``: ns. ``apt_sources``: a text, for Debian
     systems that were built here, or null.
     """
+    report_on(_run)
+
+
+def report_on(work: Callable[[dict[str, Any]], dict[str, object]]) -> None:
+    """Do the job that standard input describes, and write to standard output what came of it."""
     job = json.load(sys.stdin)
     try:
-        report = _run(job)
+        report = work(job)
     except Refused as error:
         report = {"error": str(error), "code": error.code}
     except UNREADABLE as error:
@@ -222,9 +228,7 @@ def main() -> None:
 
 
 def _run(job: dict[str, Any]) -> dict[str, object]:
-    _enter(job["root"])
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    enter(job["root"])
     made_after = int(job["made_after"])
     unpacker = Unpacker(int(job["max_bytes"]), int(job["max_entries"]))
     for number, layer in enumerate(job["layers"]):
@@ -246,8 +250,8 @@ def _run(job: dict[str, Any]) -> dict[str, object]:
     }
 
 
-def _enter(root: str) -> None:
-    """No way back, and nothing is imported from where we go."""
+def enter(root: str) -> None:
+    """No way back, and nothing is imported from where we go; memory is bounded."""
     hashlib.sha256(b"").hexdigest()  # loads what it needs while that can be found
     os.umask(0o022)
     os.chdir(root)
@@ -256,6 +260,8 @@ def _enter(root: str) -> None:
     sys.path.clear()
     sys.meta_path.clear()
     sys.path_hooks.clear()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _when(member: tarfile.TarInfo) -> int:

@@ -34,6 +34,7 @@ class Entry:
     gid: int = 0
     when: int = WHEN
     pax: Mapping[str, str] | None = None
+    device: tuple[int, int] = (0, 0)
 
 
 def file(name: str, content: bytes = b"", **more: Any) -> Entry:
@@ -65,6 +66,7 @@ def layer(*entries: Entry) -> bytes:
             member.type, member.linkname, member.mode = entry.kind, entry.link, entry.mode
             member.uid, member.gid, member.mtime = entry.uid, entry.gid, entry.when
             member.size = len(entry.content)
+            member.devmajor, member.devminor = entry.device
             member.pax_headers = dict(entry.pax or {})
             tar.addfile(member, io.BytesIO(entry.content))
     return out.getvalue()

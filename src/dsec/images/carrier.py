@@ -1,0 +1,162 @@
+"""Bundles going out of an image store and coming in, piece by piece, so that a connection can carry them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
+
+from anyio import CancelScope, from_thread, to_thread
+
+from dsec.errors import TooLarge
+from dsec.images.builds import work_directory
+from dsec.images.bundle import Bundle, head, pack_tree, read_bundle, unpack_part
+from dsec.images.disk import typed
+from dsec.images.layer_store import LayerStore
+from dsec.images.shelf import Shelf
+from dsec.images.tools import Check, Stopped
+from dsec.images.unpack import MAX_BYTES
+from dsec.ports.storage import Image
+
+T = TypeVar("T")
+Tree = AbstractContextManager[Path]
+_PIECE: Final = 2**20
+
+
+class Carrier:
+    """Shares the directory of :class:`~dsec.images.store.ImageStore`.
+
+    Args:
+        root: of the store.
+        max_bytes: of a bundle, and of the files of one tree.
+    """
+
+    def __init__(self, root: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self._root = root
+        self._max_bytes = max_bytes
+        self._layers = LayerStore(root)
+
+    async def pack(
+        self, kind: str, about: Mapping[str, Any], trees: Sequence[tuple[str, Tree]]
+    ) -> AsyncIterator[bytes]:
+        """A bundle, in pieces. All is packed before the first one leaves.
+
+        Args:
+            trees: of each its digest, and what it is while it is looked at.
+
+        Raises: StorageFull, StoreDamaged, Denied, Busy. What ``trees`` raise.
+        """
+        async with self._work() as work:
+            sizes = []
+            for number, (_, tree) in enumerate(trees):
+                packing = partial(self._pack, tree, work / str(number))
+                sizes.append(await _threaded(packing))
+            begin = head(
+                kind, about, [(digest, size) for (digest, _), size in zip(trees, sizes, strict=True)]
+            )
+            sums = hashlib.sha256(begin)
+            yield begin
+            for number in range(len(trees)):
+                async for data in self._content(work / str(number)):
+                    sums.update(data)
+                    yield data
+            yield sums.digest()
+
+    def _pack(self, tree: Tree, file: Path, check: Check) -> int:
+        """Bytes of the archive."""
+        with typed(self._root), tree as path:
+            pack_tree(path, file, check)
+            return file.stat().st_size
+
+    async def _content(self, path: Path) -> AsyncIterator[bytes]:
+        with await to_thread.run_sync(path.open, "rb") as file:
+            while data := await to_thread.run_sync(file.read, _PIECE):
+                yield data
+
+    @asynccontextmanager
+    async def arrived(self, kind: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[Bundle]:
+        """A bundle of that kind, taken in whole and undamaged; it goes at the end.
+
+        Raises: BadRequest, TooLarge, StorageFull, Denied, Busy. What ``pieces`` raises.
+        """
+        async with self._work() as work:
+            path = work / "bundle"
+            await self._take(pieces, path)
+            yield await _threaded(partial(self._read, path, kind))
+
+    def _read(self, path: Path, kind: str, check: Check) -> Bundle:
+        with typed(self._root):
+            return read_bundle(path, kind, check=check)
+
+    async def _take(self, pieces: AsyncIterator[bytes], path: Path) -> None:
+        size = 0
+        with ExitStack() as stack:
+            file: BinaryIO = stack.enter_context(await to_thread.run_sync(path.open, "xb"))
+            async for piece in pieces:
+                size += len(piece)
+                if size > self._max_bytes:
+                    raise TooLarge(
+                        f"a bundle of more than {self._max_bytes:,} bytes",
+                        hint="use smaller images",
+                        limit=self._max_bytes,
+                    )
+                await to_thread.run_sync(self._write, file, piece)
+
+    def _write(self, file: BinaryIO, piece: bytes) -> None:
+        with typed(self._root):
+            file.write(piece)
+            file.flush()
+
+    async def image(self, bundle: Bundle, digest: str) -> Image:
+        """The image of a tree of a bundle, made of it unless it is stored already.
+
+        Raises:
+            BadRequest: the bundle does not have it, is hostile, or has another tree in its place.
+            TooLarge, StorageFull, Unsupported, Busy, RuntimeUnavailable, Denied, StoreDamaged.
+        """
+        part = bundle.part(digest)
+
+        def unpack(check: Check, tree: Path) -> None:
+            unpack_part(bundle, part, tree, max_bytes=self._max_bytes, check=check)
+
+        with typed(self._root):
+            return await _watched(
+                lambda check: self._layers.adopt(digest, partial(unpack, check), check=check)
+            )
+
+    @asynccontextmanager
+    async def _work(self) -> AsyncIterator[Path]:
+        """A directory that goes at the end, or with the process."""
+        stack = ExitStack()
+        try:
+            yield await to_thread.run_sync(self._begin, stack)
+        finally:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(stack.close)
+
+    def _begin(self, stack: ExitStack) -> Path:
+        Shelf(self._root).prepare()
+        return stack.enter_context(work_directory(self._root))
+
+
+async def _threaded(work: Callable[[Check], T]) -> T:
+    """In a thread; when the caller is cancelled, the work ends within moments."""
+    return await _watched(lambda check: to_thread.run_sync(work, check))
+
+
+async def _watched(work: Callable[[Check], Awaitable[T]]) -> T:
+    unwanted = threading.Event()
+
+    def check() -> None:
+        from_thread.check_cancelled()
+        if unwanted.is_set():
+            raise Stopped
+
+    try:
+        return await work(check)
+    finally:
+        unwanted.set()  # a task that asyncio itself cancels leaves its thread behind
