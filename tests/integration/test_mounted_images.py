@@ -142,6 +142,11 @@ def trees(spawner: int) -> list[str]:
     return re.findall(r" /l/(\S+) ", text)
 
 
+def made_ahead(spawner: int) -> list[str]:
+    """The processes that it keeps for sandboxes to come."""
+    return Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
+
+
 def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -182,6 +187,23 @@ async def test_more_images_than_are_kept(tmp_path: Path, shelf: Path) -> None:
         await runtime.destroy(held.id)
         assert len(trees(spawner)) == SPARE + 1
     await until_unmounted(shelf)
+
+
+@pytest.mark.usefixtures("kernel")
+async def test_nothing_holds_what_was_detached(tmp_path: Path, shelf: Path) -> None:
+    """Not the engine, not the spawner, nor what that made ahead: the file system goes while all of them go on."""
+    made = Made()
+    names = [await to_thread.run_sync(made.make, shelf, 0)]
+    names += [await to_thread.run_sync(made.make, tmp_path, one) for one in range(1, SPARE + 1)]
+    async with Opened(tmp_path / "d", made) as runtime:
+        for name in names[:-1]:
+            await runtime.destroy((await runtime.create(plan(name))).id)
+        assert f"sha256-{0:064x}" in trees(runtime._spawner.pid)
+        assert not await to_thread.run_sync(unmounts, shelf), "it is mounted"
+        await runtime.destroy((await runtime.create(plan(names[-1]))).id)
+        assert f"sha256-{0:064x}" not in trees(runtime._spawner.pid)
+        await until_unmounted(shelf)
+        assert made_ahead(runtime._spawner.pid)
 
 
 async def test_a_successor_of_the_spawner_gets_what_is_mounted(tmp_path: Path, shelf: Path) -> None:
