@@ -121,6 +121,34 @@ def snapshots(dsec: Dsec, level: str) -> None:
         say("rolled", id=sandbox.id)
 
 
+def volumes(dsec: Dsec, level: str) -> None:
+    """Of four volumes one goes, one is left with a sandbox, two with what was written."""
+    number = 0
+    while True:
+        number += 1
+        try:
+            _use_volume(dsec, level, number)
+        except DsecError as error:  # its spawner was killed
+            say("refused", code=error.code, message=str(error))
+
+
+def _use_volume(dsec: Dsec, level: str, number: int) -> None:
+    name = f"v{number}"
+    say("making", id=name)
+    dsec.volumes.create(name, size_mib=8)
+    say("made", id=name)
+    sandbox = dsec.sandboxes.create(level=level, volumes=[f"{name}:/data"])
+    sandbox.files.write("/data/f", b"%d" % number)
+    say("wrote", id=name, number=number, sandbox=sandbox.id)
+    if number % 4:
+        sandbox.destroy()
+        say("freed", id=name)
+    if number % 4 == 1:
+        say("removing", id=name)
+        dsec.volumes.remove(name)
+        say("gone", id=name)
+
+
 def forks(dsec: Dsec, level: str) -> None:
     sandbox = dsec.sandboxes.create(level=level)
     sandbox.files.write("kept", b"1")
@@ -163,6 +191,7 @@ SCENARIOS: dict[str, Callable[[Dsec, str], None]] = {
             scratch,
             writing,
             snapshots,
+            volumes,
             forks,
             ttl,
             polling,

@@ -141,6 +141,18 @@ class Home:
 
         return anyio.run(read)
 
+    def volumes(self) -> tuple[str, ...]:
+        """Ids of those whose files are there."""
+
+        async def read() -> tuple[str, ...]:
+            layers = await BtrfsLayers.open(self.path, size_bytes=POOL_BYTES, durable=True)
+            try:
+                return await layers.volumes.list()
+            finally:
+                await layers.close()
+
+        return anyio.run(read)
+
 
 def _is_forked(pid: int, among: dict[int, list[bytes]]) -> bool:
     """Init's own helpers carry its command line: they are its children."""
@@ -416,6 +428,44 @@ def test_during_snapshots_and_rollbacks(home: Home, start: Callable[..., Child],
                 assert again.files.read("f") == b"%d" % kept[snapshot]
         for snapshot in there:
             dsec.snapshots.remove(snapshot)
+
+
+@VICTIMS
+def test_during_volumes(home: Home, start: Callable[..., Child], victim: str) -> None:
+    child = start("volumes", "container")
+    child.wait_for("gone", 2)
+    time.sleep(random.uniform(0, 0.05))
+    strike(victim, home, child, "wrote")
+    made, gone = set(child.ids("made")), set(child.ids("gone"))
+    with home.open() as dsec:
+        living = set(check_consistent(home, dsec))
+        there = {info.name: info for info in dsec.volumes.list()}
+        assert not there.keys() & gone
+        assert made - there.keys() <= set(child.ids("removing")), "one was made, not removed, and is not there"
+        assert there.keys() - made <= set(child.ids("making")[-1:]), "it was made, and nobody was told"
+        assert {info.writer for info in there.values() if info.writer} <= living
+        for step in child.steps("wrote"):
+            if step["id"] in there:
+                _check_volume(dsec, step, living)
+        for id in living:
+            dsec.sandboxes.get(id).destroy()
+        kept = {info.id for info in there.values()}
+    assert set(home.volumes()) == kept, "files without a row, or a row without files"
+    with home.open() as dsec:
+        for name in there:
+            dsec.volumes.remove(name)
+    assert home.volumes() == ()
+
+
+def _check_volume(dsec: Dsec, step: Step, living: set[str]) -> None:
+    """What was written is there, and it is used by whom it was used, if that lives."""
+    name, holder = step["id"], step["sandbox"]
+    assert dsec.volumes.get(name).writer == (holder if holder in living else None)
+    if holder in living:
+        with pytest.raises(Conflict, match=holder):
+            dsec.sandboxes.create(volumes=[f"{name}:/data"])
+    with dsec.sandboxes.create(volumes=[f"{name}:/data:ro"]) as reader:
+        assert reader.files.read("/data/f") == b"%d" % step["number"]
 
 
 @VICTIMS

@@ -78,6 +78,15 @@ def test_what_is_allowed_may_be_a_file_or_a_link(allowed: Path) -> None:
         only.open(allowed, lent=False)
 
 
+def test_what_is_allowed_is_what_it_was_when_the_engine_opened(allowed: Path) -> None:
+    policy = HostPaths((allowed,))
+    allowed.rename(allowed.parent / "aside")
+    allowed.symlink_to(allowed.parent / "secret")
+    for source in (allowed, allowed / "in", allowed.parent / "aside"):
+        with pytest.raises(Denied):
+            policy.open(source, lent=False)
+
+
 def test_a_descriptor_of_ours_is_no_way_around(allowed: Path) -> None:
     secret = os.open(allowed.parent / "secret", os.O_PATH)
     removed = allowed / "removed"

@@ -7,7 +7,7 @@ after that do not matter, for it is this open file that is mounted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dsec.errors import BadRequest, Denied
@@ -18,11 +18,11 @@ class HostPaths:
 
     Args:
         allowed: directories (with all that lies in them) and files. None: whatever whoever asks names himself, and nothing that a
-            template names, for that may be a stranger's.
+            template names, for that may be a stranger's. Links on the way to these are followed once, now.
     """
 
     def __init__(self, allowed: Sequence[Path] | None) -> None:
-        self._allowed = allowed
+        self._allowed = None if allowed is None else tuple([Path(os.path.realpath(path)) for path in allowed])
 
     def open(self, source: Path, *, lent: bool) -> int:
         """An ``O_PATH`` descriptor of it, which the caller closes. Blocking.
@@ -56,21 +56,7 @@ class HostPaths:
 
     def _allows(self, fd: int) -> bool:
         real = _real_path(fd)
-        return real is not None and any(real.is_relative_to(root) for root in self._roots())
-
-    def _roots(self) -> Iterator[Path]:
-        """Where those that are allowed are now; what is not there allows nothing."""
-        for path in self._allowed or ():
-            try:
-                fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                root = _real_path(fd)
-            finally:
-                os.close(fd)
-            if root is not None:
-                yield root
+        return real is not None and any(real.is_relative_to(root) for root in self._allowed or ())
 
 
 def _not_allowed(source: Path) -> Denied:
