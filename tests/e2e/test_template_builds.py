@@ -10,7 +10,7 @@ import pytest
 
 from dsec import Dsec, Settings
 from dsec.control.layering import MOST_LAYERS
-from dsec.errors import BadRequest, BuildFailed, Conflict, NotFound
+from dsec.errors import BadRequest, BuildFailed, Conflict, NotFound, Unsupported
 from dsec.images import gc
 from dsec.model.built import Built
 from dsec.testing.wheels import make_wheel
@@ -237,3 +237,19 @@ def test_a_snapshot_is_never_put_over_another_base(store: Path, tmp_path: Path) 
             snapshot = plain.snapshot()
             with pytest.raises(Conflict):
                 layered.rollback(snapshot)
+
+
+def test_a_level_without_images_is_not_given_a_template_that_needs_one(dsec: Dsec) -> None:
+    for runtime in (
+        "{level: process, dependencies: [greeter==1.0]}",
+        "{level: process, base: 'debian:bookworm'}",
+        "{level: process, setup: ['true']}",
+    ):
+        with pytest.raises(BadRequest, match="level 'process'"):
+            build(dsec, "lowered", runtime)
+    build(dsec, "needs", "{dependencies: [greeter==1.0]}")
+    with pytest.raises(Unsupported, match="level 'process'"):
+        dsec.sandboxes.create("needs", level="process")
+    build(dsec, "plain", "{level: process, env: {A: b}}")
+    with dsec.sandboxes.create("plain") as sandbox:
+        assert sandbox.exec("echo $A").text == "b\n"

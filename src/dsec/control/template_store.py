@@ -52,7 +52,7 @@ class TemplateStore:
         _parsed(f"{name}:{tag}")
         with self._alone():
             if not self._is_whole(built.digest):
-                write_whole(self._path(built.digest), json.dumps(_to_json(built)).encode())
+                write_whole(self._path(built.digest), json.dumps(to_json(built)).encode())
             self._set(name, tag, built.digest)
 
     def find(self, reference: str) -> Built:
@@ -141,16 +141,16 @@ class TemplateStore:
         path = self._path(digest)
         try:
             value = json.loads(read_small(path))
-            built = _from_json(value)
+            built = from_json(value)
         except FileNotFoundError:
             raise _nothing(reference) from None
         except (Denied, Busy):
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DsecError) as error:
             raise StoreDamaged(f"{path} is no built template: {error}", hint=_HINT) from error
-        made_of = digest_of(blueprint_of(built.template), built.base_digest, built.layers, built.lock)
-        if not built.digest == made_of == digest:
-            raise StoreDamaged(f"{path} holds {made_of}, not {digest}", hint=_HINT)
+        said = made_of(built)
+        if not built.digest == said == digest:
+            raise StoreDamaged(f"{path} holds {said}, not {digest}", hint=_HINT)
         return built
 
     def _is_whole(self, digest: str) -> bool:
@@ -175,6 +175,21 @@ class TemplateStore:
                 yield
             finally:
                 os.close(descriptor)
+
+
+def owner_of(digest: str) -> str:
+    """As whom a built template holds its images."""
+    return f"template-{digest.removeprefix('sha256:')}"
+
+
+def check_tag(name: str, tag: str) -> None:
+    """Raises: BadRequest: a name or a tag that is none."""
+    _parsed(f"{name}:{tag}")
+
+
+def made_of(built: Built) -> str:
+    """The digest that one has by what it says."""
+    return digest_of(blueprint_of(built.template), built.base_digest, built.layers, built.lock)
 
 
 def digest_of(blueprint: str, base: str, layers: Sequence[str], lock: str) -> str:
@@ -248,14 +263,16 @@ def _nothing(reference: str) -> NotFound:
     )
 
 
-def _to_json(built: Built) -> dict[str, Any]:
+def to_json(built: Built) -> dict[str, Any]:
+    """All of one, as JSON has it."""
     notes = {name: [asdict(note) for note in getattr(built, name)] for name in _NOTES}
     template = json.loads(canonical_json(built.template))
     plain = {each.name: getattr(built, each.name) for each in fields(built)}
     return {**plain, **notes, "template": template, "layers": list(built.layers)}
 
 
-def _from_json(value: Mapping[str, Any]) -> Built:
+def from_json(value: Mapping[str, Any]) -> Built:
+    """Back; its digest is not looked at.  Raises: BadRequest, and what Python raises of values that are none."""
     facts = dict(value)
     facts["template"] = restore(facts["template"])
     facts["layers"] = tuple(facts["layers"])

@@ -14,11 +14,11 @@ from typing import Protocol
 from anyio import to_thread
 
 from dsec.control.layering import Layering
-from dsec.control.template_store import TemplateStore, digest_of
+from dsec.control.template_store import TemplateStore, digest_of, owner_of
 from dsec.errors import BadRequest, Conflict, NotFound, Unsupported
 from dsec.model.built import Built, Note, Tagged
 from dsec.model.ids import SnapshotId
-from dsec.model.sandbox import WORKSPACE, SandboxSpec
+from dsec.model.sandbox import WORKSPACE, Level, SandboxSpec
 from dsec.model.template import Resources, Runtime, Template
 from dsec.ports.engine import SnapshotService, TemplateService
 from dsec.ports.storage import Image, Images
@@ -72,6 +72,7 @@ class Templates(TemplateService):
                 count=len(floats),
             )
         template = document.template
+        _check_level(template)
         base = await self._images.get(template.runtime.base)
         if base.mutable and strict:
             raise BadRequest(
@@ -83,7 +84,7 @@ class Templates(TemplateService):
 
     async def _publish(self, built: Built, tag: str) -> Built:
         for digest in (built.base_digest, *built.layers):
-            await self._holder.hold(digest, _owner(built.digest))
+            await self._holder.hold(digest, owner_of(built.digest))
         await to_thread.run_sync(self._store.put, built, tag)
         return await to_thread.run_sync(self._store.find, built.reference)
 
@@ -146,11 +147,21 @@ class Templates(TemplateService):
     async def remove(self, reference: str) -> None:
         for built in await to_thread.run_sync(self._store.remove, reference):
             for digest in (built.base_digest, *built.layers):
-                await self._holder.release(digest, _owner(built.digest))
+                await self._holder.release(digest, owner_of(built.digest))
 
 
-def _owner(digest: str) -> str:
-    return f"template-{digest.removeprefix('sha256:')}"
+def _check_level(template: Template) -> None:
+    """Raises: BadRequest: it asks for files that its level would not show."""
+    runtime, plain = template.runtime, Runtime()
+    if runtime.level is not Level.PROCESS:
+        return
+    for name in ("base", "dependencies", "packages", "setup"):
+        if getattr(runtime, name) != getattr(plain, name):
+            raise BadRequest(
+                f"runtime.{name}: level 'process' shows the files of this machine, and no image",
+                hint="runtime.level: container",
+                field=f"runtime.{name}",
+            )
 
 
 def _floats(document: Document) -> tuple[Note, ...]:

@@ -19,6 +19,7 @@ ROOT_UID = 0
 USER_UID = 1000
 USER_HOME = "/home/user"
 WORKSPACE = "/workspace"
+BASE = "system"  # the image that is used when none is named
 RESERVED = "dsec."  # labels that begin so are DSec's own
 
 
@@ -168,7 +169,7 @@ class SandboxSpec:
     """
 
     level: Level = Level.CONTAINER
-    base: str = "system"
+    base: str = BASE
     base_digest: str = ""
     template: str = ""
     layers: tuple[str, ...] = ()

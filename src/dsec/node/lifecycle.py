@@ -23,7 +23,7 @@ from dsec.errors import (
 from dsec.model.checks import check_seconds
 from dsec.model.ids import SandboxId, SnapshotId, new_sandbox_id, new_session_id
 from dsec.model.journal import Draft, Json, Phase
-from dsec.model.sandbox import Flag, Level, SandboxInfo, SandboxSpec, State
+from dsec.model.sandbox import BASE, Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.node import drafts
 from dsec.node.claims import Claims
 from dsec.node.handles import Handle
@@ -92,6 +92,7 @@ class Lifecycle(SandboxService):
         """See :class:`SandboxService`; with ``files_of`` its files begin as a copy of that sandbox's or snapshot's."""
         self._check_open()
         runtime = self.runtime(spec.level)
+        _check_images(spec, runtime)
         spec = await self._pinned(runtime, spec)
         self._check_open()
         handle = self._new(spec, runtime, files_of)
@@ -422,6 +423,17 @@ class Lifecycle(SandboxService):
 
     async def _note(self, handle: Handle, act: str) -> None:
         await self._kit.journal.append(Draft(chain=handle.id, act=act, phase=Phase.RESULT, payload=OK))
+
+
+def _check_images(spec: SandboxSpec, runtime: Runtime) -> None:
+    """Raises: Unsupported: it would run with other files than were asked for."""
+    if Flag.ROOT_FS not in runtime.flags and runtime.flags and (spec.layers or spec.base != BASE):
+        what = "dependencies or other layers" if spec.layers else f"base {spec.base!r}"
+        raise Unsupported(
+            f"level {spec.level.value!r} shows the files of this machine, and cannot have {what}",
+            hint="use level='container'",
+            level=spec.level.value,
+        )
 
 
 def plan_for(sandbox: SandboxId, spec: SandboxSpec, deadline: float = 0.0) -> Plan:
