@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from dsec.errors import BadRequest, CleanupFailed, Conflict, DsecError, FileProblem, NotFound, Unsupported
 from dsec.model.files import FileType, Identity, WriteOptions
-from dsec.model.ids import SandboxId, SnapshotId, is_snapshot, new_snapshot_id
+from dsec.model.ids import SandboxId, SnapshotId, is_snapshot, new_sandbox_id, new_snapshot_id
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import RESERVED, ROOT_UID, Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import MOST_CHILDREN, Fork, SnapshotInfo, SnapshotKind
@@ -28,13 +28,14 @@ from dsec.node.handles import Handle
 from dsec.node.kit import Kit
 from dsec.node.lifecycle import Lifecycle
 from dsec.node.work import ignore, settled
-from dsec.ports.engine import Changes, SnapshotService
+from dsec.ports.engine import Arrivals, Changes, SnapshotService
 from dsec.ports.journal import SnapshotRecords
 from dsec.ports.storage import Snapshots
 
 TAKE: Final = "sandbox.snapshot"
 REMOVE: Final = "snapshot.remove"
 FORK: Final = "sandbox.fork"
+IMPORT: Final = "snapshot.import"
 ENGINE: Final = "engine"
 FORK_LABEL: Final = "dsec.fork-of"
 PARTIAL: Final = "not all of the fork could be made"
@@ -44,7 +45,7 @@ AT_ONCE: Final = 8  # children that are made at the same time
 Made = list[SandboxId]  # before the class, in which `list` is a method
 
 
-class Snapshotting(SnapshotService, Changes):
+class Snapshotting(SnapshotService, Changes, Arrivals):
     """See the module.
 
     Args:
@@ -242,6 +243,45 @@ class Snapshotting(SnapshotService, Changes):
             self._read[snapshot] -= 1
             self._read += Counter()  # without those that nobody reads
 
+    # Taking in what was taken elsewhere
+
+    async def adopt(
+        self, spec: SandboxSpec, kind: SnapshotKind, fill: Callable[[Path], None], size: int
+    ) -> SnapshotInfo:
+        """See :class:`~dsec.ports.engine.Arrivals`. What was put and not recorded is removed by the next engine."""
+        if self._store is None:
+            raise Unsupported(
+                "snapshots: no level here can keep the files of a sandbox",
+                hint="use level='container', as root",
+            )
+        return await settled(self._kit.work.start(self._adopt(self._store, spec, kind, fill, size)), ignore)
+
+    async def _adopt(
+        self, store: Snapshots, spec: SandboxSpec, kind: SnapshotKind, fill: Callable[[Path], None], size: int
+    ) -> SnapshotInfo:
+        info = SnapshotInfo(
+            id=new_snapshot_id(),
+            sandbox=new_sandbox_id(),  # nobody's: its own id is another engine's
+            kind=kind,
+            spec=spec,
+            created_at=self._kit.clock.now().wall,
+            paused=0.0,
+        )
+        await self._say(ENGINE, IMPORT, Phase.INTENT, info.id)
+        try:
+            await store.put(info.id, fill, size)
+            await store.secure()
+            facts: dict[str, Json] = {"outcome": "ok", "base": spec.base_digest, "layers": [*spec.layers]}
+            await self._records.keep(
+                info, Draft(chain=ENGINE, act=IMPORT, phase=Phase.RESULT, ref=info.id, payload=facts)
+            )
+        except Exception as error:
+            with suppress(DsecError, OSError):  # what cannot be removed now is found by the next engine
+                await store.drop(info.id)
+            await self._failed(ENGINE, IMPORT, info.id, error)
+            raise
+        return info
+
     # Looking into them
 
     @asynccontextmanager
@@ -278,7 +318,7 @@ class Snapshotting(SnapshotService, Changes):
     async def _remove(self, snapshot: SnapshotId) -> None:
         if self._read[snapshot]:
             raise Conflict(
-                f"snapshot {snapshot} is being read: to roll back to it, or to build of it",
+                f"snapshot {snapshot} is in use: a sandbox is being rolled back to it, or something is made of it",
                 hint="try again",
                 snapshot=snapshot,
             )
@@ -335,13 +375,13 @@ class Snapshotting(SnapshotService, Changes):
             )
         return self._store
 
-    async def _say(self, sandbox: SandboxId, act: str, phase: Phase, ref: SnapshotId, **facts: Json) -> None:
-        await self._kit.journal.append(Draft(chain=sandbox, act=act, phase=phase, ref=ref, payload=facts))
+    async def _say(self, chain: str, act: str, phase: Phase, ref: SnapshotId, **facts: Json) -> None:
+        await self._kit.journal.append(Draft(chain=chain, act=act, phase=phase, ref=ref, payload=facts))
 
-    async def _failed(self, sandbox: SandboxId, act: str, ref: SnapshotId, error: BaseException) -> None:
+    async def _failed(self, chain: str, act: str, ref: SnapshotId, error: BaseException) -> None:
         said = error if isinstance(error, DsecError) else Conflict(f"{type(error).__name__}: {error}")
         with suppress(DsecError):  # whoever asked hears of what failed first
-            draft = Draft(chain=sandbox, act=act, phase=Phase.RESULT, ref=ref, payload=drafts.failure(said))
+            draft = Draft(chain=chain, act=act, phase=Phase.RESULT, ref=ref, payload=drafts.failure(said))
             await self._kit.journal.append(draft)
 
 
