@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -30,6 +24,7 @@ from dsec.images.tools import enclosed, environment, run
 from dsec.ports.storage import Image
 from dsec.testing import images as make
 from dsec.testing.images import directory, file, layer
+from dsec.testing.registries import Registry, docker_registry, small_registry
 
 pytestmark = [pytest.mark.needs_root]
 
@@ -162,121 +157,12 @@ def test_a_held_image_outlives_its_name(tmp_path: Path) -> None:
     assert not first.path.exists()
 
 
-CONFIG = """
-version: 0.1
-storage: {{filesystem: {{rootdirectory: {data}}}}}
-http: {{addr: "127.0.0.1:{port}"}}
-log: {{level: error, accesslog: {{disabled: true}}}}
-"""
-
-
-class Registry:
-    """On loopback, ``address`` is ``host:port``."""
-
-    address: str
-
-    def push(self, layout: Path, tag: str) -> None:
-        source, target = f"oci:{layout}", f"docker://{self.address}/team/example:{tag}"
-        command = ["skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false", source, target]
-        subprocess.run(
-            command, check=True, capture_output=True, env=environment() | {"HOME": os.fspath(layout)}
-        )
-
-
-class SmallRegistry(Registry):
-    """Only what a client that pulls asks for."""
-
-    def __init__(self) -> None:
-        self.blobs: dict[str, bytes] = {}
-        self.tags: dict[str, str] = {}
-        handler = partial(Answers, self)
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.address = f"127.0.0.1:{self.server.server_address[1]}"
-        self.thread = threading.Thread(target=self.server.serve_forever)
-
-    def push(self, layout: Path, tag: str) -> None:
-        for path in (layout / "blobs/sha256").iterdir():
-            self.blobs[f"sha256:{path.name}"] = path.read_bytes()
-        self.tags[tag] = json.loads((layout / "index.json").read_text())["manifests"][0]["digest"]
-
-
-class Answers(BaseHTTPRequestHandler):
-    """GET and HEAD of manifests and blobs."""
-
-    def __init__(self, registry: SmallRegistry, *rest: Any) -> None:
-        self.registry = registry
-        super().__init__(*rest)
-
-    def do_GET(self) -> None:
-        path = self.path.removeprefix("/v2/team/example/")
-        wanted = path.rpartition("/")[2]
-        digest = self.registry.tags.get(wanted, wanted)
-        data = b"{}" if self.path == "/v2/" else self.registry.blobs.get(digest)
-        self.send_response(200 if data is not None else 404)
-        body = (
-            b'{"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}'
-            if data is None
-            else data
-        )
-        manifest = path.startswith("manifests/") and data is not None
-        kind = "application/vnd.oci.image.manifest.v1+json" if manifest else "application/json"
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Docker-Content-Digest", digest)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET  # noqa: N815 - the library looks for that name
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
-
-
-@contextmanager
-def small_registry(_: Path) -> Iterator[Registry]:
-    registry = SmallRegistry()
-    registry.thread.start()
-    try:
-        yield registry
-    finally:
-        registry.server.shutdown()
-        registry.thread.join()
-        registry.server.server_close()
-
-
-@contextmanager
-def docker_registry(tmp_path: Path) -> Iterator[Registry]:
-    if shutil.which("docker-registry") is None:
-        pytest.skip("docker-registry is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = tmp_path / "registry.yml"
-    config.write_text(CONFIG.format(data=tmp_path / "registry", port=port))
-    with (tmp_path / "registry.log").open("wb") as log:
-        process = subprocess.Popen(["docker-registry", "serve", os.fspath(config)], stdout=log, stderr=log)
-    try:
-        until(lambda: reachable(port))
-        registry = Registry()
-        registry.address = f"127.0.0.1:{port}"
-        yield registry
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture(params=[small_registry, docker_registry])
 def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Registry]:
     if shutil.which("skopeo") is None:
         pytest.skip("skopeo is not installed")
     with request.param(tmp_path) as found:
         yield found
-
-
-def reachable(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_an_image_from_a_registry(tmp_path: Path, registry: Registry) -> None:

@@ -1,16 +1,22 @@
-"""The alias table: names such as ``python:3.11-slim`` for bases that exist here."""
+"""The table of bases: names such as ``python:3.11-slim`` for bases that exist here, and whose signatures images must have."""
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final
 
-from dsec.errors import BadRequest, NotFound
-from dsec.images.names import HINT, BaseName, parse
+from dsec.errors import BadRequest, Denied, NotFound, StoreDamaged
+from dsec.images.disk import read_small
+from dsec.images.names import HINT, BaseName, parse, scopes_of
+from dsec.images.signatures import Rule
 
-_LARGEST = 2**20
+_LARGEST: Final = 2**20
+_ALL: Final = "*"
+_RULED: Final = re.compile(r"docker://[A-Za-z0-9.:\[\]-]+(/[a-z0-9._/-]+)?")
 
 
 def default_table() -> Path:
@@ -20,17 +26,10 @@ def default_table() -> Path:
 
 def read_table(path: Path) -> Mapping[str, str]:
     """Alias to base; empty when there is no file. Every value is checked.  Raises: BadRequest."""
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise _wrong(path, f"it is larger than {_LARGEST} bytes")
-        table = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:  # not TOML, not UTF-8
-        raise _wrong(path, str(error)) from error
+    table = _read(path)
     bases = table.get("bases", {})
-    if set(table) - {"bases"} or not isinstance(bases, dict):
-        raise _wrong(path, "it may hold one table, [bases]")
+    if not isinstance(bases, dict):
+        raise _wrong(path, "bases must be a table, [bases]")
     for alias, base in bases.items():
         if not isinstance(base, str):
             raise _wrong(path, f"{alias!r} must be a string")
@@ -39,6 +38,49 @@ def read_table(path: Path) -> Mapping[str, str]:
         if parse(base).kind == "alias":
             raise _wrong(path, f"{alias!r} must name a base, not another alias ({base!r})")
     return bases
+
+
+def rule_for(rest: str, path: Path) -> Rule | None:
+    """Who must have signed what follows ``docker://``: the rule for its repository, else for what contains it, else for all.
+
+    Raises: BadRequest: the table is wrong.
+    """
+    rules = _read(path).get("verify", {})
+    if not isinstance(rules, dict):
+        raise _wrong(path, "verify must be a table, [verify]")
+    read = {name.lower(): _rule(path, name, value) for name, value in rules.items()}
+    for name in (*scopes_of(rest), _ALL):
+        if name in read:
+            return read[name]
+    return None
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Empty when there is no file.  Raises: BadRequest."""
+    try:
+        table = tomllib.loads(read_small(path.resolve(), _LARGEST).decode())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError, Denied, StoreDamaged) as error:  # not TOML, not UTF-8, no file
+        raise _wrong(path, str(error)) from error
+    if set(table) - {"bases", "verify"}:
+        raise _wrong(path, "it may hold two tables, [bases] and [verify]")
+    return table
+
+
+def _rule(path: Path, name: str, value: object) -> Rule | None:
+    """None: whoever may have made it.  Raises: BadRequest."""
+    if name != _ALL and not _RULED.fullmatch(name):
+        raise _wrong(path, f"{name!r} under [verify] is neither docker://HOST[/REPOSITORY] nor '*'")
+    if value is False:
+        return None
+    given = value if isinstance(value, dict) else {}
+    texts = all(isinstance(each, str) and each and each.isprintable() for each in given.values())
+    if not texts or set(given) not in ({"key"}, {"identity", "issuer"}):
+        raise _wrong(
+            path, f"{name!r} under [verify] must be {{key = ...}}, {{identity = ..., issuer = ...}} or false"
+        )
+    return Rule(**given)
 
 
 def resolve(asked: BaseName, path: Path) -> BaseName:
@@ -65,6 +107,6 @@ def resolve(asked: BaseName, path: Path) -> BaseName:
 def _wrong(path: Path, why: str) -> BadRequest:
     return BadRequest(
         f"{path}: {why}",
-        hint='lines under [bases] read: "python:3.11-slim" = "debian:bookworm"',
+        hint='lines under [bases] read: "python:3.11-slim" = "debian:bookworm"; under [verify]: "*" = {key = "/etc/team.pub"}',
         path=str(path),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.errors import DsecError
+from dsec.images.blobs import BlobCache
 from dsec.images.builds import abandoned, open_lock, remove, try_lock
 from dsec.images.disk import read_small, typed
 
@@ -42,7 +43,7 @@ def collect(root: Path, *, budget: int | None = None, grace: float = _GRACE) -> 
             found = _remove_all(_unneeded(root, grace))
             if budget is not None:
                 found += _remove_all(_evicted(root, budget, grace))
-        return found
+        return found + BlobCache(root / "blobs").prune()
     finally:
         os.close(descriptor)
 

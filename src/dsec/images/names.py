@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -94,6 +95,35 @@ def host_of(rest: str) -> str:
     match = _REMOTE.fullmatch(rest)
     assert match is not None
     return re.sub(r":[0-9]{1,5}$", "", match["host"]).strip("[]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host without its port is this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def scopes_of(rest: str) -> tuple[str, ...]:
+    """What contains what follows ``docker://``, narrowest first: its repository, those above, its host with and without its port.
+
+    Hosts are in lower case and without a final dot: in every spelling it is the same.
+    """
+    match = _REMOTE.fullmatch(rest)
+    assert match is not None
+    host, _, port = (
+        match["host"].lower().partition(":") if "[" not in rest else (match["host"].lower(), "", "")
+    )
+    parts = match["path"].split("/")
+    paths = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    plain = host.rstrip(".")
+    hosts = (f"{plain}:{port}", plain) if port else (plain,)
+    return tuple(f"docker://{each}/{path}" for path in paths for each in hosts) + tuple(
+        f"docker://{each}" for each in hosts
+    )
 
 
 def untagged(rest: str) -> str:

@@ -103,6 +103,31 @@ def _in_archive(archive: Path, files: Mapping[str, Path]) -> Find:
     return find
 
 
+def descriptors(manifest: Mapping[str, Any]) -> Mapping[str, int]:
+    """Digest and size of the blobs that a manifest names: its config and its layers.  Raises: BadRequest, TooLarge."""
+    named = [_object(manifest, "config"), *_objects(manifest, "layers", MAX_LAYERS)]
+    found = {}
+    for each in named:
+        digest, size = each.get("digest"), each.get("size")
+        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            raise _wrong(f"{digest!r:.100} is no sha256 digest")
+        if not isinstance(size, int) or size < 0:
+            raise _wrong(f"{size!r:.100} is no size of a blob")
+        found[digest] = size
+    return found
+
+
+def child_for_here(index: Mapping[str, Any]) -> str | None:
+    """Digest of the manifest for this machine that an index names; None: it is no index, or has none.  Raises: BadRequest, TooLarge."""
+    if "manifests" not in index:
+        return None
+    for each in _objects(index, "manifests", _MANIFESTS):
+        digest = each.get("digest")
+        if _for_here(each.get("platform")) and isinstance(digest, str) and _DIGEST.fullmatch(digest):
+            return digest
+    return None
+
+
 class _Layout:
     def __init__(self, find: Find, max_bytes: int) -> None:
         self._find, self._most, self._left = find, max_bytes, max_bytes
@@ -304,6 +329,12 @@ def _objects(value: Mapping[str, Any], key: str, most: int) -> list[Mapping[str,
             found=len(found),
             limit=most,
         )
+    return found
+
+
+def read_object(path: Path) -> Mapping[str, Any]:
+    """An index, a manifest or a config.  Raises: BadRequest, TooLarge."""
+    found: Mapping[str, Any] = _load(path)
     return found
 
 

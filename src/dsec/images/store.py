@@ -18,13 +18,15 @@ from anyio import from_thread, to_thread
 
 from dsec.errors import Conflict, NotFound, StorageFull, Unsupported
 from dsec.images import debian, gc, oci, registry
-from dsec.images.bases import default_table, resolve
+from dsec.images.bases import default_table, resolve, rule_for
+from dsec.images.blobs import BlobCache
 from dsec.images.builds import locked, work_directory
 from dsec.images.catalogue import take_out
 from dsec.images.disk import of_disk, typed
 from dsec.images.names import HINT, HOST, SYSTEM, BaseName, parse
 from dsec.images.packages import fingerprint, system_packages
 from dsec.images.shelf import DIGEST, Meaning, Shelf
+from dsec.images.signatures import Rule
 from dsec.images.system import RECIPE, build_tree, make_erofs, require_builder
 from dsec.images.tools import Check, Stopped
 from dsec.images.tree import tree_digest
@@ -37,12 +39,13 @@ _STATUS: Final = Path("/var/lib/dpkg/status")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """What is known of a tree that was just built. ``extra``: what tells later whether it is still current."""
+    """What is known of a tree that was just built. ``extra``: what tells later whether it is still current. ``blobs``: that the cache need not keep."""
 
     sources: Sequence[str] = ()
     config: ImageConfig | None = None
     unpacked: Unpacked | None = None
     extra: Meaning = field(default_factory=dict)
+    blobs: tuple[str, ...] = ()
 
 
 class ImageStore(Images):
@@ -69,6 +72,7 @@ class ImageStore(Images):
         self._progress = progress
         self._bases = bases
         self._shelf = Shelf(root)
+        self._blobs = BlobCache(root / "blobs")
 
     @property
     def root(self) -> Path:
@@ -198,6 +202,8 @@ class ImageStore(Images):
             return None
         if used.kind == SYSTEM and meaning.get("status") != status and meaning.get("key") != _system_key():
             return None
+        if used.kind == "docker" and (words := _words(self._rule(used))) and meaning.get("signed") != words:
+            return None  # a rule that is newer than the image
         if used.kind == "oci" and meaning.get("stamp") != _layout_stamp(_layout(used.rest)[0]):
             return None
         return self._shelf.load(used.key, used.name, meaning)
@@ -227,6 +233,8 @@ class ImageStore(Images):
                 meaning = {"digest": digest, "sources": list(made.sources), **made.extra, **_told(made)}
                 with locked(self._root / "lock"):
                     image = self._shelf.publish(used.key, used.name, file, meaning)
+                if made.blobs:
+                    self._blobs.drop(made.blobs)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(
@@ -250,10 +258,7 @@ class ImageStore(Images):
             case "debian":
                 return _Made(unpacked=debian.build(used.rest, tree, parts, self._tell, check=check))
             case "docker":
-                self._tell(f"fetching {used.name}")
-                layout, digest = registry.fetch(used.rest, used.pin, parts, check=check)
-                made = self._make_oci(layout, "image", tree, parts, check)
-                return replace(made, sources=tuple(dict.fromkeys((*made.sources, digest))))
+                return self._make_docker(used, tree, parts, check)
             case "oci":
                 path, tag = _layout(used.rest)
                 stamp = _layout_stamp(path)  # before it is read
@@ -267,6 +272,27 @@ class ImageStore(Images):
         extra = {"status": _status_stamp(), "key": fingerprint(packages, RECIPE)}
         build_tree(tree, packages, self._tell)
         return _Made(extra=extra)
+
+    def _make_docker(self, used: BaseName, tree: Path, parts: Path, check: Check) -> _Made:
+        rule = self._rule(used)
+        self._tell(f"fetching {used.name}")
+        fetched = registry.fetch(
+            used.rest,
+            used.pin,
+            parts,
+            cache=self._blobs,
+            rule=rule,
+            check=check,
+            progress=self._progress,
+        )
+        made = self._make_oci(fetched.layout, "image", tree, parts, check)
+        extra = {"signed": _words(rule)}
+        sources = tuple(dict.fromkeys((*made.sources, fetched.digest)))
+        return replace(made, sources=sources, extra=extra, blobs=fetched.blobs)
+
+    def _rule(self, used: BaseName) -> Rule | None:
+        """Who must have signed it."""
+        return rule_for(used.rest, self._bases or default_table())
 
     def _make_oci(self, path: Path, tag: str, tree: Path, parts: Path, check: Check) -> _Made:
         self._tell("checking the layers")
@@ -292,6 +318,10 @@ async def _attended(work: Callable[[Check], Image], place: Path) -> Image:
             return await to_thread.run_sync(work, check)
     finally:
         unwanted.set()  # a task that asyncio itself cancels leaves its thread behind
+
+
+def _words(rule: Rule | None) -> str:
+    return " ".join(rule.options) if rule is not None else ""
 
 
 def _told(made: _Made) -> dict[str, Any]:

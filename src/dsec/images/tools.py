@@ -32,12 +32,17 @@ def unstoppable() -> None:
 
 def require_tool(name: str, package: str, purpose: str) -> str:
     """Its path.  Raises: Unsupported: with the Debian package to install."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PATH}")
+    found = find_tool(name)
     if found is None:
         raise Unsupported(
             f"{purpose}: {name} is not installed", hint=f"apt-get install {package}", missing=[package]
         )
     return found
+
+
+def find_tool(name: str) -> str | None:
+    """Its path, None when it is not installed."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PATH}")
 
 
 def environment(*, login: bool = False) -> dict[str, str]:
