@@ -19,7 +19,7 @@ from dsec.errors import BadRequest
 from dsec.model.sandbox import Limits, Volume
 from dsec.model.template import PROFILES, Resources, Template
 from dsec.model.template_checks import expected
-from dsec.templates.document import parse
+from dsec.templates.document import VOLUME_FIELDS, parse
 from dsec.templates.dump import leaves
 from dsec.templates.enforcement import STANDINGS
 
@@ -194,10 +194,16 @@ def lacks_default(field: Field[Any]) -> bool:
 
 
 def volume_rows() -> Iterator[str]:
-    for field in fields(Volume):
-        default = "–" if lacks_default(field) else default_of(field.default)
-        kind = type_of(get_type_hints(Volume)[field.name])
-        yield f"| `{field.name}` | {kind} | {default} | {meanings(Volume)[field.name]} |"
+    told = {
+        **meanings(Volume),
+        "name": "of a volume of the project of whoever runs the template; this or `source`",
+        "source": "absolute path on the host, which the operator must allow; this or `name`",
+    }
+    defaults = {field.name: field for field in fields(Volume)}
+    for name, hint in VOLUME_FIELDS.items():
+        field = defaults.get(name)
+        default = "–" if field is None or lacks_default(field) else default_of(field.default)
+        yield f"| `{name}` | {type_of(hint)} | {default} | {told[name]} |"
 
 
 def profile_rows() -> Iterator[str]:

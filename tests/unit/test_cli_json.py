@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dsec.cli import execs, records, sandboxes, shapes
+from dsec.cli import execs, records, sandboxes, shapes, volumes
 from dsec.cli.main import COMMANDS
 from dsec.model.execs import ExecInfo, ExecResult
 from dsec.model.files import Transfer
 from dsec.model.health import Layer, Report, Verdict
-from dsec.model.ids import ExecId, SandboxId, new_exec_id, new_sandbox_id
+from dsec.model.ids import ExecId, SandboxId, new_exec_id, new_sandbox_id, new_volume_id
 from dsec.model.journal import Finding, Phase, Record
 from dsec.model.sandbox import Limits, Metrics, Problem, SandboxInfo, SandboxSpec, State, Volume
+from dsec.model.volumes import VolumeInfo
 from dsec.wiring import Collected
 
 SANDBOX: SandboxId = new_sandbox_id()
@@ -28,6 +29,8 @@ def test_documents_that_are_put_together() -> None:
         chain=SANDBOX, seq=1, at=1.0, act="x", phase=Phase.NOTE, ref="", actor="local", payload={}, digest=""
     )
     assert set(sandboxes.info_json(info)) == set(shapes.SANDBOX)
+    volume = VolumeInfo(id=new_volume_id(), project="default", name="data", size_mib=1, created_at=1.0)
+    assert set(volumes.volume_json(volume)) == set(shapes.VOLUME)
     assert set(records.record_json(record)) == set(shapes.RECORD)
     assert set(execs.result_json(ExecResult(id=EXEC, exit_code=0, stdout=b"", stderr=b""))) == set(
         shapes.RESULT

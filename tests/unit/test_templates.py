@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,9 +78,9 @@ STRATEGIES = st.builds(
 MEMORIES = st.just(Memory()) | st.builds(
     Memory, type=st.just(MemoryType.LAYERED), short_term=STORE, long_term=STORE
 )
-VOLUMES = st.lists(st.sampled_from(["a", "b c", "ü"]), unique=True).map(
-    lambda names: tuple(Volume(Path("/srv") / name, f"/data/{name}", read_only=name == "a") for name in names)
-)
+SHOWN = [Volume(Path("/srv") / name, f"/data/{name}", read_only=name == "a") for name in ("a", "b c", "ü")]
+NAMED = [Volume.named(name, f"/named/{name}", read_only=name == "a") for name in ("a", "b-1.x")]
+VOLUMES = st.lists(st.sampled_from([*SHOWN, *NAMED]), unique=True).map(tuple)
 TEMPLATES = st.builds(
     Template,
     name=NAMES,
@@ -105,6 +106,21 @@ def test_a_template_survives_being_written_and_read(template: Template) -> None:
     assert again == template
     assert digest(again) == digest(template)
     assert to_yaml(again) == to_yaml(template)
+
+
+def test_volumes_have_the_form_that_they_always_had() -> None:
+    """The digests of templates that were built earlier are over it."""
+    template = Template(
+        name="a",
+        version="1",
+        volumes=(Volume(Path("/srv"), "/a", read_only=True), Volume.named("data", "/b", read_only=True)),
+    )
+    assert canonical(template)["volumes"] == [
+        {"source": "/srv", "target": "/a", "read_only": True},
+        {"name": "data", "target": "/b", "read_only": True},
+    ]
+    only = replace(template, volumes=template.volumes[:1])
+    assert digest(only) == "sha256:f4e5cb040d9c6bc564b3e0ba07cf601ceb436adb6fa9ee0f19346e12412bf02e"
 
 
 @settings(max_examples=40)

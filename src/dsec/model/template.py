@@ -211,7 +211,7 @@ class Template:
     Attributes:
         name: of the environment: 1 to 64 of a-z, 0-9 and, within, ``.``, ``_`` and ``-``. version: of the blueprint, in the author's own counting.
         runtime, tools, memory, strategy, resources, network, isolation: see there.
-        volumes: what of the host is shown inside. skills: names of skills that the agent has.
+        volumes: named ones, and what of the host is shown inside. skills: names of skills that the agent has.
 
     Raises:
         BadRequest: the message names the field.

@@ -78,7 +78,10 @@ STANDINGS: Final[Mapping[str, Standing]] = MappingProxyType(
         "resources.disk_mib": _enforced(_LIMIT),
         "resources.open_files": _enforced(_LIMIT),
         "resources.output_bytes": _enforced(_LIMIT),
-        "volumes": _enforced("volumes of the sandbox, with those that are asked for"),
+        "volumes": _enforced(
+            "volumes of the sandbox, but for targets that are asked for beside it; a missing name is refused, and so is a path of the host unless "
+            "the operator allows it"
+        ),
         "network.allow": _declared(
             "a sandbox reaches nothing but its own loopback, not even what is allowed"
         ),

@@ -95,7 +95,8 @@ def _check_host_paths(paths: object) -> None:
         return
     if not isinstance(paths, tuple):
         raise BadRequest(
-            f"settings.host_paths: {shown(paths)} is not a tuple", hint='host_paths=(Path("/srv/data"),)'
+            f"settings.host_paths: {shown(paths)} is not a tuple",
+            hint="a tuple of absolute paths, such as (Path('/srv/data'),)",
         )
     for path in paths:
         if not isinstance(path, Path) or not path.is_absolute():
