@@ -94,6 +94,56 @@ def snapshots(
     conduct(work)
 
 
+@app.command("snapshot-export")
+def export(
+    snapshot: Annotated[
+        str, typer.Argument(metavar="SNAPSHOT", help="Snapshot id (sn-...).", show_default=False)
+    ],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="That is written.", show_default=False)],
+) -> None:
+    """Write a snapshot, with all that its files lie over, to one file, for `dsec snapshot-import` elsewhere.
+
+    Examples:
+
+        dsec snapshot-export sn-... work.dsec
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            await engine.snapshots.export(await engine.snapshots.get(snapshot), file)
+        return 0
+
+    conduct(work)
+
+
+@app.command("snapshot-import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Of an export.", show_default=False)],
+    as_json: opt.AsJson = False,
+) -> None:
+    """Take in a snapshot that `dsec snapshot-export` wrote, as a new one, and print its id.
+
+    Nothing in the file is believed: it is what its digests say, or refused.
+
+    Examples:
+
+        dsec create -t "$(dsec snapshot-import work.dsec)"
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            info = await engine.snapshots.import_(file)
+        if as_json:
+            put_json(snapshot_json(info))
+        else:
+            put(f"{info.id}\n")
+        return 0
+
+    conduct(work)
+
+
 @app.command()
 def fork(
     sandbox: opt.SandboxIdText,

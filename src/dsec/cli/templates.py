@@ -115,6 +115,55 @@ def promote(
     conduct(work)
 
 
+@template.command("export")
+def export(
+    reference: Reference,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="That is written.", show_default=False)],
+) -> None:
+    """Write a template, with all that it is made of, to one file, for `dsec template import` elsewhere.
+
+    Examples:
+
+        dsec template export agent:v2 agent.dsec
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            await engine.templates.export(reference, file)
+        return 0
+
+    conduct(work)
+
+
+@template.command("import")
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Of an export.", show_default=False)],
+    tag: Annotated[str, typer.Option("--tag", help="That means it afterwards.")] = "latest",
+    as_json: opt.AsJson = False,
+) -> None:
+    """Take in a template that `dsec template export` wrote, under its own name, and print its digest.
+
+    Nothing in the file is believed: it is what its digests say, or refused.
+
+    Examples:
+
+        dsec template import agent.dsec --tag v2
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            built = await engine.templates.import_(file, tag=tag)
+        if as_json:
+            put_json(built_json(built))
+        else:
+            put(f"{built.digest}\n")
+        return 0
+
+    conduct(work)
+
+
 @template.command("ls")
 def list_(as_json: opt.AsJson = False) -> None:
     """List what every tag means.

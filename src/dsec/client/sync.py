@@ -31,6 +31,7 @@ from dsec.client.requests import (
 )
 from dsec.client.residue import TRACES, Difference, differences, seen
 from dsec.client.sync_link import Connect, Link
+from dsec.client.transfers import file_pieces, saved
 from dsec.errors import BadRequest
 from dsec.model.built import Built, Tagged
 from dsec.model.checks import check_count, check_flag, check_text, check_user, local_path
@@ -217,6 +218,33 @@ class Templates:
         check_text("tag", tag)
         return self._link.call(self._link.services.templates.promote(snapshot.id, name=name, tag=tag))
 
+    def export(self, reference: str, path: str | Path) -> None:
+        """Write a template, with all that it is made of, to one file: :meth:`import_` takes it in elsewhere. The same template gives the same bytes.
+
+        Args:
+            reference: of the template. path: of the file; it is there when it is whole, and one that was there is replaced.
+
+        Raises:
+            NotFound, BadRequest: the template, or the path. StorageFull, StoreDamaged, Denied, Busy.
+        """
+        check_text("reference", reference)
+        self._link.call(saved(self._link.services.sharing.export_template(reference), path))
+
+    def import_(self, path: str | Path, *, tag: str = "latest") -> Built:
+        """Take in a template that :meth:`export` wrote, under its own name. Nothing in the file is believed: it is what its digests say, or refused.
+
+        Args:
+            path: of the file. tag: that means it afterwards.
+
+        Raises:
+            NotFound: the file. BadRequest: it is no template, was damaged, or was made to do harm.
+            TooLarge, StorageFull, Unsupported, Denied, Busy.
+        """
+        check_text("tag", tag)
+        return self._link.call(
+            self._link.services.sharing.import_template(file_pieces("path", path), tag=tag)
+        )
+
     def get(self, reference: str) -> Built:
         """What a ``reference`` means now: ``name``, ``name:tag`` or ``name@sha256:…``.  Raises: NotFound, BadRequest."""
         check_text("reference", reference)
@@ -288,6 +316,29 @@ class Snapshots:
         """Those of the ``sandbox`` with that id (it may have ended), or all; oldest first.  Raises: BadRequest: not the form of an id."""
         of = parse_sandbox_id(sandbox) if sandbox else None
         return self._link.call(self._link.services.snapshots.list(of))
+
+    def export(self, snapshot: SnapshotInfo, path: str | Path) -> None:
+        """Write a ``snapshot``, with all that its files lie over, to one file: :meth:`import_` takes it in, in another engine or on another machine.
+
+        Not part of it: volumes, what of the host was shown inside, and for how long its sandbox was to live.
+
+        Args:
+            snapshot: what is written. path: of the file; it is there when it is whole, and one that was there is replaced.
+
+        Raises:
+            NotFound: there is no such snapshot. BadRequest: the path. Unsupported: it holds a file that cannot be kept.
+            TooLarge, StorageFull, StoreDamaged, Denied, Busy.
+        """
+        self._link.call(saved(self._link.services.sharing.export_snapshot(snapshot.id), path))
+
+    def import_(self, path: str | Path) -> SnapshotInfo:
+        """Take in a snapshot that :meth:`export` wrote to the file ``path``, as a new one with an id of its own. Nothing in the file is believed.
+
+        Raises:
+            NotFound: the file. BadRequest: it is no snapshot, was damaged, or was made to do harm.
+            Unsupported: no level here has snapshots. TooLarge, StorageFull, Denied, Busy.
+        """
+        return self._link.call(self._link.services.sharing.import_snapshot(file_pieces("path", path)))
 
     def remove(self, id: str) -> None:
         """Remove the snapshot of that ``id``; sandboxes that began with it keep their files. Twice is no error.  Raises: BadRequest: not the form of an id."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
@@ -16,15 +17,29 @@ from dsec.errors import TooLarge
 from dsec.images.builds import work_directory
 from dsec.images.bundle import Bundle, head, pack_tree, read_bundle, unpack_part
 from dsec.images.disk import typed
-from dsec.images.layer_store import LayerStore
+from dsec.images.layer_store import LayerStore, check_tree
 from dsec.images.shelf import Shelf
 from dsec.images.tools import Check, Stopped
+from dsec.images.tree import content_bytes, tree_digest
 from dsec.images.unpack import MAX_BYTES
 from dsec.ports.storage import Image
 
 T = TypeVar("T")
 Tree = AbstractContextManager[Path]
 _PIECE: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTree:
+    """A tree in a directory of its own. ``size``: bytes of its files."""
+
+    path: Path
+    digest: str
+    size: int
+
+    def looked(self) -> Tree:
+        """It, to be packed."""
+        return nullcontext(self.path)
 
 
 class Carrier:
@@ -42,7 +57,7 @@ class Carrier:
 
     async def pack(
         self, kind: str, about: Mapping[str, Any], trees: Sequence[tuple[str, Tree]]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """A bundle, in pieces. All is packed before the first one leaves.
 
         Args:
@@ -127,6 +142,34 @@ class Carrier:
             return await _watched(
                 lambda check: self._layers.adopt(digest, partial(unpack, check), check=check)
             )
+
+    @asynccontextmanager
+    async def tree(self, fill: Callable[[Path, Check], None]) -> AsyncIterator[OwnTree]:
+        """A tree that ``fill`` writes into an empty directory, in a thread; it goes at the end.
+
+        Raises: StorageFull, Denied, Busy. What ``fill`` raises.
+        """
+        async with self._work() as work:
+            yield await _threaded(partial(self._fill, work / "tree", fill))
+
+    @asynccontextmanager
+    async def unpacked(self, bundle: Bundle, digest: str) -> AsyncIterator[OwnTree]:
+        """The tree of a bundle that has this digest; it goes at the end.  Raises: as :meth:`image`."""
+        part = bundle.part(digest)
+
+        def fill(tree: Path, check: Check) -> None:
+            unpack_part(bundle, part, tree, max_bytes=self._max_bytes, check=check)
+
+        async with self.tree(fill) as own:
+            check_tree(digest, own.digest)
+            yield own
+
+    def _fill(self, tree: Path, fill: Callable[[Path, Check], None], check: Check) -> OwnTree:
+        with typed(self._root):
+            tree.mkdir(mode=0o755)
+            fill(tree, check)
+            check()
+            return OwnTree(tree, tree_digest(tree), content_bytes(tree))
 
     @asynccontextmanager
     async def _work(self) -> AsyncIterator[Path]:

@@ -85,13 +85,7 @@ class LayerStore:
                 fill(tree)
                 check()
                 digest = tree_digest(tree)
-                if wanted not in ("", digest):
-                    raise BadRequest(
-                        f"what is said to be the tree {wanted} is {digest}",
-                        hint="it was changed on its way: get it from its maker again",
-                        found=digest,
-                        wanted=wanted,
-                    )
+                check_tree(wanted or digest, digest)
                 check()
                 make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])), attributes=has_attributes(tree))
                 with locked(self._root / "lock"):
@@ -100,3 +94,14 @@ class LayerStore:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(f"no space for a layer in {self._root}", hint="free some") from error
             raise
+
+
+def check_tree(wanted: str, found: str) -> None:
+    """Raises: BadRequest: a tree is another one than it is said to be."""
+    if found != wanted:
+        raise BadRequest(
+            f"what is said to be the tree {wanted} is {found}",
+            hint="it was changed on its way: get it from its maker again",
+            found=found,
+            wanted=wanted,
+        )

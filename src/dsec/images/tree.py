@@ -37,6 +37,11 @@ def has_attributes(root: Path) -> bool:
     return any(attribute_names(path) for path, _ in _walk(root))
 
 
+def content_bytes(root: Path) -> int:
+    """Bytes of all files together, holes and further names counted.  Raises: OSError."""
+    return sum(info.st_size for _, info in _walk(root) if stat.S_ISREG(info.st_mode))
+
+
 def file_digest(path: Path) -> str:
     """``sha256:…`` over the bytes of one file.  Raises: OSError."""
     with path.open("rb", buffering=0) as file:

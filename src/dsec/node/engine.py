@@ -28,7 +28,7 @@ from dsec.node.scratch import ScratchExecs
 from dsec.node.snapshots import Snapshotting
 from dsec.node.volumes import VolumeKeeping
 from dsec.node.work import Work
-from dsec.ports.engine import ImageService, Services, TemplateService, Workplace
+from dsec.ports.engine import ImageService, Services, SharingService, TemplateService, Workplace
 from dsec.ports.journal import Journal, Sandboxes, SnapshotRecords, VolumeRecords
 from dsec.ports.runtime import Ended, Runtime
 from dsec.ports.storage import Layers, Snapshots, Volumes
@@ -44,7 +44,7 @@ class Engine:
 
     Args:
         runtimes: by level; what is missing is refused with `isolation_unavailable`. Their ``on_ended`` is :meth:`ended`.
-        templates: made over what they are built with.
+        templates, sharing: made over what they are built with.
         layers, kept, stored: writable layers, snapshots of them, and volumes, where a level has any.
         durable: sandboxes outlive this engine, and :meth:`open` adopts those of an earlier one.
         retry: seconds before a failed clean-up is tried again, doubling.
@@ -59,6 +59,7 @@ class Engine:
         snapshots: SnapshotRecords,
         volumes: VolumeRecords,
         templates: Callable[[Workplace], TemplateService],
+        sharing: Callable[[Workplace], SharingService],
         images: ImageService,
         trees: Trees,
         layers: Layers | None = None,
@@ -92,11 +93,13 @@ class Engine:
         self.volumes = VolumeKeeping(stored, volumes, self.claims, kit)
         doing = Doing(kit)
         execs = ScratchExecs(self.execs, self.lifecycle, kit)
+        place = Workplace(self.lifecycle, execs, self.snapshots, self.snapshots, self.snapshots)
         self._services = Services(
             sandboxes=self.lifecycle,
             snapshots=self.snapshots,
             volumes=self.volumes,
-            templates=templates(Workplace(self.lifecycle, execs, self.snapshots, self.snapshots)),
+            templates=templates(place),
+            sharing=sharing(place),
             images=images,
             execs=execs,
             files=Files(doing),

@@ -132,14 +132,33 @@ class Changes(ABC):
         """
 
 
+class Arrivals(ABC):
+    """Snapshots that were not taken here."""
+
+    @abstractmethod
+    async def adopt(
+        self, spec: SandboxSpec, kind: SnapshotKind, fill: Callable[[Path], None], size: int
+    ) -> SnapshotInfo:
+        """A new snapshot, whole and durable when this returns, as of a sandbox of that specification that nobody knows.
+
+        Args:
+            fill: writes what the sandbox changed into an empty directory, as an overlay keeps it; called in a thread.
+            size: bytes that it writes at most.
+
+        Raises:
+            Unsupported: no level here has snapshots. StorageFull. What ``fill`` raises.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """What is needed to build in sandboxes."""
+    """What is needed to build in sandboxes, and to share what they left."""
 
     sandboxes: SandboxService
     execs: ExecService
     snapshots: SnapshotService
     changes: Changes
+    arrivals: Arrivals
 
 
 class VolumeService(ABC):
@@ -254,6 +273,40 @@ class ImageService(ABC):
     @abstractmethod
     async def collect(self, budget: int | None) -> Freed:
         """Remove what nothing needs; with a ``budget`` of bytes also what nobody holds beyond it, the longest unused first."""
+
+
+class SharingService(ABC):
+    """Templates and snapshots as files, with all the images that they stand on, from one engine to another.
+
+    What comes in is not believed: every tree is unpacked where it can do no harm, and known by the digest that is computed then.
+    Every import raises:
+        BadRequest: it is no such file, was damaged, or was made to do harm; nothing of it is kept.
+        TooLarge, StorageFull, Unsupported, Denied, Busy, RuntimeUnavailable, StoreDamaged. What ``file`` raises.
+    """
+
+    @abstractmethod
+    def export_template(self, reference: str) -> AsyncIterator[bytes]:
+        """A built template in pieces of a file; the same bytes for the same template.
+
+        Raises: NotFound, BadRequest: the reference. StorageFull, StoreDamaged, Denied, Busy.
+        """
+
+    @abstractmethod
+    async def import_template(self, file: AsyncIterator[bytes], *, tag: str) -> Built:
+        """Take one in under its own name, and let a tag mean it."""
+
+    @abstractmethod
+    def export_snapshot(self, snapshot: SnapshotId) -> AsyncIterator[bytes]:
+        """A snapshot in pieces of a file.
+
+        Raises:
+            NotFound: there is no such snapshot. Unsupported: a file that cannot be kept, or it is not known what it lies over.
+            TooLarge, StorageFull, StoreDamaged, Denied, Busy.
+        """
+
+    @abstractmethod
+    async def import_snapshot(self, file: AsyncIterator[bytes]) -> SnapshotInfo:
+        """Take one in, as a new snapshot with an id of its own."""
 
 
 class ExecSession(ABC):
@@ -420,6 +473,7 @@ class Services:
     snapshots: SnapshotService
     volumes: VolumeService
     templates: TemplateService
+    sharing: SharingService
     images: ImageService
     execs: ExecService
     files: FileService

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,6 +124,14 @@ class Snapshots(ABC):
 
         Raises:
             NotFound: it has none. Conflict: the snapshot exists. StorageFull.
+        """
+
+    @abstractmethod
+    async def put(self, snapshot: SnapshotId, fill: Callable[[Path], None], size: int) -> None:
+        """Keep what ``fill`` writes into an empty directory, as an overlay keeps it; in a thread. It takes ``size`` bytes at most, and some for names.
+
+        Raises:
+            Conflict: the snapshot exists. StorageFull. What ``fill`` raises: nothing is left then, or what :meth:`drop` takes away.
         """
 
     @abstractmethod

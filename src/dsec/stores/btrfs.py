@@ -37,6 +37,7 @@ _IOC_QUOTA_CTL: Final = _number(_READ | _WRITE, 40, _QUOTA_CTL.size)
 _IOC_QGROUP_CREATE: Final = _number(_WRITE, 42, _QGROUP_CREATE.size)
 _IOC_QGROUP_LIMIT: Final = _number(_READ, 43, _QGROUP_LIMIT.size)
 _IOC_SYNC: Final = 0x9408
+_IOC_SUBVOL_SETFLAGS: Final = _number(_WRITE, 26, 8)
 _IOC_START_SYNC: Final = _number(_READ, 24, 8)
 
 _QUOTA_ENABLE: Final = 1
@@ -62,6 +63,11 @@ def snapshot(source: int, parent: int, name: str, *, read_only: bool = False) ->
     flags = _SNAPSHOT_READ_ONLY if read_only else 0
     args = _VOL_ARGS_V2.pack(source, 0, flags, _vol_args(name)[8:].ljust(4040, b"\0")[:4040])
     fcntl.ioctl(parent, _IOC_SNAP_CREATE_V2, bytearray(args))
+
+
+def seal(directory: int) -> None:
+    """Let nobody write to the subvolume with that root directory any more.  Raises: OSError."""
+    fcntl.ioctl(directory, _IOC_SUBVOL_SETFLAGS, bytearray(struct.pack("=Q", _SNAPSHOT_READ_ONLY)))
 
 
 def sync(directory: int) -> None:

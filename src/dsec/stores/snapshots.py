@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 PREFIX: Final = "sn-"
 _MOST: Final = 10_000  # snapshots in one pool
+_OVERHEAD: Final = 2**30  # bytes that names, small files and attributes of one may take besides
 
 
 class Threads(Protocol):
@@ -78,15 +79,44 @@ class BtrfsSnapshots(Snapshots):
 
     async def take(self, sandbox: SandboxId, snapshot: SnapshotId) -> None:
         """See :class:`~dsec.ports.storage.Snapshots`."""
-        if len(self._names) >= _MOST:
-            raise StorageFull(
-                f"the pool holds {_MOST} snapshots, its most", hint="remove some", snapshots=len(self._names)
-            )
+        self._check_number()
         self._need_room()
         await self._run(
             partial(self._translated, partial(self._take, self._origin(sandbox), self._new(snapshot)))
         )
         self._names.add(snapshot)
+
+    async def put(self, snapshot: SnapshotId, fill: Callable[[Path], None], size: int) -> None:
+        """See :class:`~dsec.ports.storage.Snapshots`."""
+        self._check_number()
+        self._need_room()
+        self._names.add(
+            self._new(snapshot)
+        )  # what is half-made is dropped by whoever asked, or by the next engine
+        await self._run(partial(self._translated, partial(self._put, snapshot, fill, size)))
+
+    def _put(self, snapshot: SnapshotId, fill: Callable[[Path], None], size: int) -> None:
+        btrfs.create_subvolume(self._directory, snapshot)
+        inside = os.open(
+            snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory
+        )
+        try:
+            btrfs.limit_qgroup(self._directory, btrfs.subvolume_id(inside), size + _OVERHEAD)
+            for name in ("upper", "work"):
+                os.mkdir(name, dir_fd=inside)
+                os.chmod(name, 0o755, dir_fd=inside)  # noqa: S103 - a root directory, whatever the umask
+            fill(Path(f"/proc/self/fd/{inside}/upper"))
+            os.fsync(inside)
+            btrfs.seal(inside)
+        finally:
+            os.close(inside)
+
+    def _check_number(self) -> None:
+        """Raises: StorageFull."""
+        if len(self._names) >= _MOST:
+            raise StorageFull(
+                f"the pool holds {_MOST} snapshots, its most", hint="remove some", snapshots=len(self._names)
+            )
 
     def _new(self, snapshot: SnapshotId) -> SnapshotId:
         if snapshot in self._names:

@@ -14,6 +14,7 @@ from dsec.node.engine import Engine
 from dsec.ports.engine import Services
 from dsec.testing.fakes import FakeRuntime, HandClock, MemoryStore, NoTrees
 from dsec.testing.image_service import FakeImageService
+from dsec.testing.sharing import NoSharing
 from dsec.testing.snapshots import FakeSnapshots, MemorySnapshots
 from dsec.testing.templates import FakeTemplates
 from dsec.testing.volumes import FakeVolumes, MemoryVolumes
@@ -51,6 +52,7 @@ class Harness:
             snapshots=self.snapshots,
             volumes=self.volumes,
             templates=lambda _: self.templates,
+            sharing=lambda _: NoSharing(),
             images=self.images,
             kept=self.kept,
             stored=self.stored,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+from anyio import to_thread
 
 from dsec.errors import Conflict, NotFound, StorageFull
 from dsec.model.ids import SandboxId, SnapshotId
@@ -61,6 +64,12 @@ class FakeSnapshots(Snapshots):
         if self.full:
             raise StorageFull("the pool of writable layers is full", hint="make room")
         self.taken[snapshot] = sandbox
+
+    async def put(self, snapshot: SnapshotId, fill: Callable[[Path], None], size: int) -> None:
+        if self.full:
+            raise StorageFull("the pool of writable layers is full", hint="make room")
+        self.taken[snapshot] = SandboxId("")
+        await to_thread.run_sync(fill, Path("/nonexistent"))
 
     async def secure(self) -> None:
         """As durable as memory is."""

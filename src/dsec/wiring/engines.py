@@ -15,6 +15,7 @@ from dsec.client.aio_link import Connect
 from dsec.control.building import Builder
 from dsec.control.images import ImageKeeping
 from dsec.control.layering import Layering
+from dsec.control.sharing import Sharing
 from dsec.control.template_store import TemplateStore
 from dsec.control.templates import Templates
 from dsec.errors import (
@@ -22,6 +23,7 @@ from dsec.errors import (
     DsecError,
     Unsupported,
 )
+from dsec.images.carrier import Carrier
 from dsec.images.held import HeldImages
 from dsec.images.layer_store import LayerStore
 from dsec.images.store import ImageStore
@@ -89,6 +91,12 @@ def _templates(settings: Settings, place: Workplace) -> Templates:
     return Templates(images, images, layering, place.snapshots, TemplateStore(built))
 
 
+def _sharing(settings: Settings, images: Images, place: Workplace) -> Sharing:
+    store = image_store(settings)
+    root = settings.images or default_home() / "store"
+    return Sharing(images, store, _look, Carrier(root), TemplateStore(templates_of(root)), place)
+
+
 async def _open_journal(state: StateDirectory, settings: Settings) -> SqliteStore:
     directory, keys = await asyncio.to_thread(lambda: (state.part(JOURNAL), state.part(KEYS)))
     return await SqliteStore.open(
@@ -137,6 +145,7 @@ async def open_engine(settings: Settings) -> Services:
                 snapshots=store.snapshots,
                 volumes=store.volumes,
                 templates=partial(_templates, settings),
+                sharing=partial(_sharing, settings, parts.images),
                 images=image_service(settings),
                 trees=Archives(),
                 layers=parts.layers,

@@ -1,0 +1,236 @@
+"""Templates and snapshots as files: all that they stand on goes along, and nothing that comes in is believed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from anyio import to_thread
+
+from dsec.control.template_store import TemplateStore, check_tag, from_json, made_of, owner_of, to_json
+from dsec.control.templates import Holder
+from dsec.errors import BadRequest, DsecError, NotFound, Unsupported
+from dsec.images.bundle import Bundle
+from dsec.images.carrier import Carrier
+from dsec.images.layer_copy import copy_layer
+from dsec.images.names import HOST
+from dsec.model.built import Built, Note
+from dsec.model.checks import shown
+from dsec.model.ids import SnapshotId
+from dsec.model.sandbox import RESERVED, WORKSPACE, SandboxSpec
+from dsec.model.snapshots import SnapshotInfo, SnapshotKind
+from dsec.model.template import Runtime
+from dsec.ports.engine import SharingService, Workplace
+from dsec.ports.storage import Image, Images
+from dsec.stores.sandbox_codec import spec_from_json, spec_to_json
+from dsec.templates.dump import digest as blueprint_of
+
+Look = Callable[[Image], AbstractContextManager[Path]]
+TEMPLATE: Final = "template"
+SNAPSHOT: Final = "snapshot"
+_CHANGES: Final = "changes"
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_TEXT: Final = 4096  # characters
+_NOTES: Final = 1000
+_HINT: Final = "it was damaged on its way, or somebody made it to do harm: get it from its maker again"
+
+
+class Sharing(SharingService):
+    """See the module.
+
+    Args:
+        images: of the engine: what it asks for there is held as long as it is needed.
+        holder: the same store, keeping what templates are built upon. look: the tree of an image, to be read.
+        carrier: carries trees. store: where built templates are kept. place: whose snapshots.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        holder: Holder,
+        look: Look,
+        carrier: Carrier,
+        store: TemplateStore,
+        place: Workplace,
+    ) -> None:
+        self._images = images
+        self._holder = holder
+        self._look = look
+        self._carrier = carrier
+        self._store = store
+        self._place = place
+
+    # Templates
+
+    async def export_template(self, reference: str) -> AsyncIterator[bytes]:
+        built = await to_thread.run_sync(self._store.find, reference)
+        facts = to_json(replace(built, built_at=0.0))  # which tells where it was built, not what it is
+        trees = await self._trees((built.base_digest, *built.layers))
+        async with aclosing(self._carrier.pack(TEMPLATE, facts, trees)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def import_template(self, file: AsyncIterator[bytes], *, tag: str) -> Built:
+        async with self._carrier.arrived(TEMPLATE, file) as bundle:
+            built = _built(bundle)
+            check_tag(built.template.name, tag)
+            known = await self._is_known(built)
+            try:
+                for digest in _images_of(built):
+                    await self._carrier.image(bundle, digest)
+                    await self._holder.hold(digest, owner_of(built.digest))
+                await to_thread.run_sync(self._store.put, built, tag)
+            except BaseException:
+                if not known:
+                    await self._let_go(built)
+                raise
+        return await to_thread.run_sync(self._store.find, built.reference)
+
+    async def _is_known(self, built: Built) -> bool:
+        with suppress(NotFound):
+            await to_thread.run_sync(self._store.find, built.reference)
+            return True
+        return False
+
+    async def _let_go(self, built: Built) -> None:
+        with suppress(DsecError):  # held in vain then: space, no harm
+            for digest in _images_of(built):
+                await self._holder.release(digest, owner_of(built.digest))
+
+    async def _trees(self, digests: Sequence[str]) -> list[tuple[str, AbstractContextManager[Path]]]:
+        """Each once, however often it is named.  Raises: NotFound, StoreDamaged. Unsupported: it shows what is of this machine."""
+        found = [await self._images.get(digest) for digest in dict.fromkeys(digests)]
+        for image in found:
+            if image.mutable:
+                raise Unsupported(
+                    f"base {image.name!r} shows programs of this machine, which cannot go along",
+                    hint="use a base that does not change: system, debian:SUITE, an image",
+                )
+        return [(image.digest, self._look(image)) for image in found]
+
+    # Snapshots
+
+    async def export_snapshot(self, snapshot: SnapshotId) -> AsyncIterator[bytes]:
+        info = await self._place.snapshots.get(snapshot)
+        spec = info.spec
+        if not spec.base_digest:
+            raise Unsupported(
+                f"snapshot {snapshot}: it is not known what its files lie over",
+                hint="make a sandbox of it, and a snapshot of that",
+            )
+        trees = await self._trees((spec.base_digest, *spec.layers))
+        async with (
+            self._place.changes.changes(snapshot) as changed,
+            self._carrier.tree(lambda tree, check: copy_layer(changed, tree, check=check)) as own,
+        ):
+            facts = {"kind": info.kind.value, "spec": spec_to_json(_shared(spec)), _CHANGES: own.digest}
+            if own.digest not in dict(trees):
+                trees.append((own.digest, own.looked()))
+            async with aclosing(self._carrier.pack(SNAPSHOT, facts, trees)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def import_snapshot(self, file: AsyncIterator[bytes]) -> SnapshotInfo:
+        async with self._carrier.arrived(SNAPSHOT, file) as bundle:
+            spec, kind, changes = _snapshot(bundle)
+            for digest in (spec.base_digest, *spec.layers):
+                await self._carrier.image(bundle, digest)
+                await self._images.get(digest)
+            async with self._carrier.unpacked(bundle, changes) as own:
+                return await self._place.arrivals.adopt(
+                    spec, kind, lambda upper: copy_layer(own.path, upper), own.size
+                )
+
+
+def _images_of(built: Built) -> tuple[str, ...]:
+    return (built.base_digest, *built.layers)
+
+
+def _built(bundle: Bundle) -> Built:
+    """What a bundle says of a template, as far as it can be true.  Raises: BadRequest."""
+    try:
+        built = from_json({**bundle.about, "built_at": time.time()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DsecError) as error:
+        raise _refused(f"what it says of a template is wrong: {str(error)[:500]}") from error
+    _check_images(built.base, built.base_digest, built.layers)
+    _check_notes((*built.unenforced, *built.floating))
+    lock: object = built.lock
+    if not (isinstance(lock, str) and len(lock) <= _TEXT):
+        raise _refused("its lock is none")
+    said = made_of(built)
+    if built.digest != said:
+        raise _refused(f"what it says is of the template {said}, not {shown(built.digest)}")
+    return replace(built, blueprint=blueprint_of(built.template))
+
+
+def _snapshot(bundle: Bundle) -> tuple[SandboxSpec, SnapshotKind, str]:
+    """What a bundle says of a snapshot: its specification, what it holds, and the digest of that.  Raises: BadRequest."""
+    about: Mapping[str, Any] = bundle.about
+    try:
+        spec, kind = _shared(spec_from_json(str(about["spec"]))), SnapshotKind(about["kind"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DsecError) as error:
+        raise _refused(f"what it says of a snapshot is wrong: {str(error)[:500]}") from error
+    changes = str(about.get(_CHANGES))
+    _check_images(spec.base, spec.base_digest, (*spec.layers, changes))
+    return spec, kind, changes
+
+
+def _shared(spec: SandboxSpec) -> SandboxSpec:
+    """What means something elsewhere: not paths of the host, volumes, templates by reference, marks of the engine, or for how long it lives.
+
+    Raises: BadRequest: a value that is none.
+    """
+    Runtime(  # for its checks
+        base=spec.base,
+        level=spec.level,
+        env=spec.env,
+        user=spec.user or "user",
+        workdir=spec.workdir or WORKSPACE,
+    )
+    labels = {name: value for name, value in spec.labels.items() if not name.startswith(RESERVED)}
+    return SandboxSpec(
+        level=spec.level,
+        base=spec.base,
+        base_digest=spec.base_digest,
+        layers=spec.layers,
+        workdir=spec.workdir,
+        user=spec.user,
+        limits=spec.limits,
+        read_only=spec.read_only,
+        env=MappingProxyType(dict(spec.env)),
+        labels=MappingProxyType(labels),
+    )
+
+
+def _check_images(base: object, base_digest: object, layers: Sequence[object]) -> None:
+    """Raises: BadRequest: a name is none, or a digest."""
+    if not (isinstance(base, str) and 0 < len(base) <= 1000 and base.isprintable()):
+        raise _refused(f"{shown(base)} is no name of a base")
+    if base == HOST:
+        raise _refused("its base shows programs of another machine")
+    for digest in (base_digest, *layers):
+        if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+            raise _refused(f"{shown(digest)} is no digest")
+
+
+def _check_notes(notes: Sequence[Note]) -> None:
+    """They are covered by no digest: whoever reads them reads words of whoever made the file.  Raises: BadRequest."""
+    for note in notes[: _NOTES + 1]:
+        texts: tuple[object, ...] = (note.field, note.text, note.why)
+        if (
+            not all(isinstance(text, str) and len(text) <= _TEXT for text in texts)
+            or type(note.line) is not int
+        ):
+            raise _refused("a note of it is none")
+    if len(notes) > _NOTES:
+        raise _refused(f"it has {len(notes)} notes")
+
+
+def _refused(why: str) -> BadRequest:
+    return BadRequest(f"this file is not let in: {why}", hint=_HINT)

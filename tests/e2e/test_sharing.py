@@ -1,0 +1,227 @@
+"""Templates and snapshots as files: the same on another engine with another store, and nothing at all of one that was changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsec import Dsec, Settings
+from dsec.client.sync import Sandbox
+from dsec.errors import BadRequest, NotFound
+from dsec.images.gc import collect
+from dsec.model.built import Built
+from dsec.testing.bundles import forged, manifest_of
+
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(180)]
+DOCUMENT = b"""
+version: "1"
+name: agent
+runtime:
+  env: {GREETING: hello}
+  workdir: /tmp
+resources: {pids: 99}
+"""
+CHANGES = r"""
+set -e
+cd /workspace; mkdir -p tree/deep; printf one > tree/file; ln tree/file tree/hard; ln -s file tree/link; chmod 4750 tree/file
+printf '\377' > "tree/deep/odd$(printf '\377')"; truncate -s 1M tree/sparse; mkfifo tree/pipe; chown 1000:7 tree/link -h
+python3 -c "import os, socket; os.setxattr('tree/file', 'user.a', b'\0b'); socket.socket(socket.AF_UNIX).bind('tree/socket')"
+rm -f /etc/hosts; printf changed > /etc/hostname; rm -rf /var/log; mkdir /var/log; touch -d 2001-02-03T04:05:06.789Z tree/deep
+rm -rf /srv; printf x > /srv; printf t > /tmp/t; printf h > /home/user/h
+"""
+FINGERPRINT = (
+    r"cd /; { find workspace etc var tmp home root srv -printf '%p %y %m %U %G %s %T@ %n %l\n' | sort;"
+    r" find workspace etc var tmp home root srv -type f -print0 | sort -z | xargs -0 sha256sum;"
+    r""" python3 -c 'import os; print(os.getxattr("/workspace/tree/file", "user.a"))'; }"""
+)
+
+
+def linked(source: Path, root: Path) -> Path:
+    """An image store of our own, which has the base already."""
+    for part in ("images", "names"):
+        (root / part).mkdir(mode=0o700, parents=True)
+        for path in (source / part).iterdir():
+            if part == "images" or path.name == "system":
+                os.link(path, root / part / path.name)
+    return root
+
+
+def settings(store: Path, home: Path | None = None) -> Settings:
+    return Settings(images=store, home=home, pool=0, pool_bytes=1 << 30)
+
+
+@pytest.fixture
+def one(image_store: Path, tmp_path: Path) -> Path:
+    return linked(image_store, tmp_path / "one")
+
+
+@pytest.fixture
+def built(one: Path) -> Built:
+    with Dsec(settings=settings(one)) as dsec:
+        dsec.templates.build(DOCUMENT)
+        with dsec.sandboxes.create("agent") as sandbox:
+            assert sandbox.exec(CHANGES, user="root").ok
+            return dsec.templates.promote(sandbox.snapshot(), "agent", tag="grown")
+
+
+def fingerprint(sandbox: Sandbox) -> str:
+    done = sandbox.exec(FINGERPRINT, user="root", timeout=60)
+    assert done.ok, done.stderr
+    return done.text
+
+
+def files(store: Path) -> set[str]:
+    """What a store holds, but for locks and the times of last use."""
+    found = (path.relative_to(store) for path in store.rglob("*") if path.is_file())
+    return {str(path) for path in found if path.parts[0] not in ("lock", "locks") and path.suffix != ".used"}
+
+
+def test_a_template_runs_the_same_where_it_was_imported(one: Path, built: Built, tmp_path: Path) -> None:
+    file, again, two = tmp_path / "agent.dsec", tmp_path / "again.dsec", tmp_path / "two"
+    with Dsec(settings=settings(one)) as dsec:
+        dsec.templates.export("agent:grown", file)
+        dsec.templates.export(built.reference, again)
+        assert file.read_bytes() == again.read_bytes()
+        assert oct(file.stat().st_mode)[-3:] == "600"
+        with dsec.sandboxes.create("agent:grown") as sandbox:
+            wanted = fingerprint(sandbox)
+    with Dsec(settings=settings(two)) as dsec:
+        found = dsec.templates.import_(file, tag="from-one")
+        assert (found.digest, found.layers, found.template) == (built.digest, built.layers, built.template)
+        assert [(each.tag, each.digest) for each in dsec.templates.list()] == [("from-one", built.digest)]
+        with dsec.sandboxes.create("agent:from-one") as sandbox:
+            assert fingerprint(sandbox) == wanted
+            assert sandbox.exec("echo $GREETING; pwd").text == "hello\n/tmp\n"
+        dsec.templates.export("agent:from-one", again)
+        assert file.read_bytes() == again.read_bytes(), "there and back"
+        before = files(two)
+        assert dsec.templates.import_(file, tag="from-one").digest == built.digest
+        assert files(two) == before
+    collect(two, budget=0, grace=0)
+    assert len(list((two / "images").glob("*.erofs"))) == 2, "what a template stands on is kept"
+    with Dsec(settings=settings(two)) as dsec:
+        dsec.templates.remove("agent:from-one")
+    collect(two, budget=0, grace=0)
+    assert not list((two / "images").iterdir())
+    assert not list((two / "building").iterdir())
+
+
+def lies(built: Built) -> Iterator[tuple[str, dict[str, object]]]:
+    """Facts of a template that are not true."""
+    zero = f"sha256:{'0' * 64}"
+    yield "another digest", {"digest": zero}
+    yield "another layer", {"layers": [zero]}
+    yield "layers that are no list", {"layers": "abc"}
+    yield "no layers, its digest as it was", {"layers": []}
+    yield "another lock", {"lock": zero}
+    yield "no template", {"template": {"name": "agent"}}
+    yield "a name that is none", {"template": {"name": "../../etc", "version": "1"}}
+    yield "a base that is no name", {"base": 7}
+    yield "a note that is none", {"floating": [{"field": [], "line": 1, "text": "", "why": ""}]}
+    yield "more than there is", {"more": 1}
+    yield "a path as digest", {"base_digest": "sha256:../../../etc/passwd"}
+
+
+def test_lies_about_a_template_are_refused_and_leave_nothing(one: Path, built: Built, tmp_path: Path) -> None:
+    file, lie, two = tmp_path / "agent.dsec", tmp_path / "lie.dsec", tmp_path / "two"
+    with Dsec(settings=settings(one)) as dsec:
+        dsec.templates.export("agent:grown", file)
+    data = file.read_bytes()
+    with Dsec(settings=settings(two)) as dsec:
+        with pytest.raises(NotFound):
+            dsec.templates.import_(tmp_path / "nosuch")
+        for what, facts in lies(built):
+            lie.write_bytes(forged(data, facts))
+            with pytest.raises(BadRequest):
+                dsec.templates.import_(lie)
+            assert dsec.templates.list() == (), what
+        lie.write_bytes(data[:-1000])
+        with pytest.raises(BadRequest):
+            dsec.templates.import_(lie)
+        with pytest.raises(BadRequest, match="agent:"):
+            dsec.templates.import_(file, tag="../x")
+        assert not [each for each in files(two) if not each.startswith("names")], "nothing was let in"
+        lie.write_bytes(forged(data, {}))  # positive control: made by the same hand
+        assert dsec.templates.import_(lie).digest == built.digest
+
+
+def test_a_snapshot_goes_to_another_engine(one: Path, built: Built, tmp_path: Path) -> None:
+    file, two, home = tmp_path / "work.dsec", tmp_path / "two", tmp_path / "home"
+    with Dsec(settings=settings(one)) as dsec:
+        with dsec.sandboxes.create("agent:grown", env={"B": "c"}, labels={"mine": "yes"}) as sandbox:
+            assert sandbox.exec(
+                "rm -rf tree/deep; echo more > more; rm /etc/hostname", user="root", cwd="/workspace"
+            ).ok
+            snapshot = sandbox.snapshot()
+            wanted = fingerprint(sandbox)
+        dsec.snapshots.export(snapshot, file)
+        back = dsec.snapshots.import_(file)
+        assert back.id != snapshot.id
+        with dsec.sandboxes.create(back) as again:
+            assert fingerprint(again) == wanted
+    with Dsec(home=home, settings=settings(two)) as dsec:
+        taken = dsec.snapshots.import_(file)
+        assert [each.id for each in dsec.snapshots.list()] == [taken.id]
+        assert taken.spec.layers == snapshot.spec.layers
+        assert dict(taken.spec.labels) == {"mine": "yes"}
+        with dsec.sandboxes.create(taken) as again:
+            assert fingerprint(again) == wanted
+            assert again.exec("echo $GREETING $B").text == "hello c\n"
+            assert again.exec("touch /workspace/new && rm -rf /workspace/tree", user="root").ok
+    collect(two, budget=0, grace=0)  # what a snapshot stands on is held for the engine that has it
+    with Dsec(home=home, settings=settings(two)) as dsec:
+        (kept,) = dsec.snapshots.list()
+        assert kept == taken
+        with dsec.sandboxes.create(kept) as again:
+            assert fingerprint(again) == wanted
+        dsec.snapshots.remove(kept.id)
+    assert not list((two / "building").iterdir())
+
+
+def test_what_is_no_snapshot_leaves_none(one: Path, built: Built, tmp_path: Path) -> None:
+    file, lie = tmp_path / "work.dsec", tmp_path / "lie.dsec"
+    with Dsec(settings=settings(one)) as dsec:
+        with dsec.sandboxes.create("agent") as sandbox:
+            sandbox.exec("echo x > y")
+            dsec.snapshots.export(sandbox.snapshot(), file)
+        data, count = file.read_bytes(), len(dsec.snapshots.list())
+        spec = json.loads(manifest_of(data)["about"]["spec"])
+        zero = f"sha256:{'0' * 64}"
+        for wrong in (
+            {"kind": "memory"},
+            {"changes": zero},
+            {"changes": "/etc"},
+            {"spec": "{}"},
+            {"spec": json.dumps({**spec, "base_digest": ""})},
+            {"spec": json.dumps({**spec, "layers": [zero]})},
+            {"spec": json.dumps({**spec, "user": "x" * 10_000})},
+            {"spec": json.dumps({**spec, "limits": {"pids": -1}})},
+            {"spec": json.dumps({**spec, "level": "none"})},
+        ):
+            lie.write_bytes(forged(data, wrong))
+            with pytest.raises(BadRequest):
+                dsec.snapshots.import_(lie)
+        with pytest.raises(BadRequest, match="template"):
+            dsec.templates.import_(file)
+        assert len(dsec.snapshots.list()) == count
+        lie.write_bytes(
+            forged(
+                data,
+                {
+                    "spec": json.dumps(
+                        {
+                            **spec,
+                            "volumes": [["/etc", "/mnt", False]],
+                            "labels": {"dsec.fork-of": "x"},
+                            "ttl": 1,
+                        }
+                    )
+                },
+            )
+        )
+        taken = dsec.snapshots.import_(lie)
+        assert (taken.spec.volumes, dict(taken.spec.labels), taken.spec.ttl) == ((), {}, 0)
