@@ -185,6 +185,52 @@ def test_run_shows_volumes(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.needs_root
+def test_volumes_by_name(cli: Cli) -> None:
+    assert cli.ok("volume", "create", "data", "--size", "16") == "data\n"
+    assert cli("volume", "create", "data").returncode == 5
+    assert cli("volume", "create", "Data").returncode == 2
+    assert cli.ok("run", "-v", "data:/data", "--", "sh", "-c", "echo kept > /data/f") == ""
+    id = cli.ok("create", "--ttl", "600", "-v", "data:/data").strip()
+    assert cli.ok("exec", id, "cat", "/data/f") == "kept\n"
+    busy = cli("run", "-v", "data:/data", "--", "true")
+    assert (busy.returncode, id in busy.stderr.decode()) == (5, True)
+    assert cli.ok("run", "-v", "data:/data:ro", "--", "cat", "/data/f") == "kept\n"
+    found = cli.json("volume", "inspect", "data")
+    assert isinstance(found, dict)
+    assert (found["writer"], found["size_mib"], found["readers"]) == (id, 16, [])
+    assert f"writer: {id}\n" in cli.ok("volume", "inspect", "data")
+    assert id in cli.ok("volume", "ls")
+    inspected = cli.json("inspect", id)
+    assert isinstance(inspected, dict)
+    assert inspected["volumes"] == [{"source": "data", "target": "/data", "read_only": False}]
+    assert inspected["project"] == "default"
+    assert cli("volume", "rm", "data").returncode == 5
+    absent = cli("run", "--project", "other", "-v", "data:/data", "--", "true")
+    assert (absent.returncode, b"volume create" in absent.stderr) == (4, True)
+    assert cli("volume", "inspect", "data", "--project", "other").returncode == 4
+    assert cli.json("volume", "ls", "--project", "other") == []
+    cli.ok("rm", id)
+    cli.ok("volume", "rm", "data")
+    cli.ok("volume", "rm", "data")
+    assert cli.json("volume", "ls") == []
+
+
+@pytest.mark.needs_root
+def test_paths_of_the_machine_that_are_allowed(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/f").write_text("hello")
+    limited = Cli(cli.home)
+    limited.env["DSEC_HOST_PATHS"] = f"{tmp_path}/in:/nowhere"
+    assert limited.ok("run", "-v", f"{tmp_path}/in:/in:ro", "--", "cat", "/in/f") == "hello"
+    for command in ("run", "create"):
+        done = limited(command, "-v", f"{tmp_path}:/in:ro", *(("--", "true") if command == "run" else ()))
+        assert done.returncode == 77
+        assert b"DSEC_HOST_PATHS" in done.stderr
+    limited.env["DSEC_HOST_PATHS"] = "relative"
+    assert limited("run", "--", "true").returncode == 2
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_run_as_json(cli: Cli, level: str) -> None:
     done = cli(
