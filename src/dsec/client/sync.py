@@ -48,6 +48,7 @@ from dsec.model.files import (
 from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id, parse_snapshot_id
 from dsec.model.images import MOST_BYTES, Freed, ImageInfo
 from dsec.model.journal import Record
+from dsec.model.pool import PoolInfo
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import MOST_CHILDREN, SnapshotInfo, SnapshotKind
 from dsec.model.volumes import DEFAULT_PROJECT, DEFAULT_SIZE_MIB, VolumeInfo
@@ -68,6 +69,7 @@ class Dsec:
         self.volumes = Volumes(self._link)
         self.templates = Templates(self._link)
         self.images = Images(self._link)
+        self.pool = Pool(self._link)
 
     def open(self) -> Self:
         """Open it; twice is no error.  Raises: RuntimeUnavailable, StoreDamaged, Conflict: it cannot be opened."""
@@ -300,6 +302,58 @@ class Templates:
         """Take the tag of a ``reference`` away. With the last tag of a name goes everything that was built under it. Twice is no error.  Raises: BadRequest."""
         check_text("reference", reference)
         self._link.call(self._link.services.templates.remove(reference))
+
+
+class Pool:
+    """The ready sandboxes of an engine: whole ones that nobody has used, so that creating one is claiming one.
+
+    How many there are of which kind follows from what is asked for, within ``Settings.pool`` and ``Settings.pool_memory``.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def info(self) -> PoolInfo:
+        """What it holds now, and how many creates since the engine was opened found one ready."""
+        return self._link.call(self._link.services.pool.info())
+
+    def warm(
+        self,
+        template: str = BASE,
+        count: int = 1,
+        *,
+        level: Level | str | None = None,
+        limits: Limits | None = None,
+        read_only: bool = False,
+    ) -> int:
+        """Have sandboxes ready before anybody asks for them. They stay until nobody has asked for their kind for five minutes.
+
+        Args:
+            template: "base" or a built template. level, limits, read_only: as they will be asked for; another one is another kind.
+            count: ready ones, 0 = no more than arrivals call for.
+
+        Returns:
+            How many are ready: fewer than ``count`` where the memory that the pool may take is used up.
+
+        Raises:
+            BadRequest: an argument; more than ``Settings.pool``. NotFound: the template.
+            Unsupported: this engine keeps none ready. As :meth:`Sandboxes.create`.
+        """
+        check_text("template", template)
+        check_count("count", count, 0, 1000)
+        templates = self._link.services.templates
+        spec = spec_of(
+            None if template == BASE else self._link.call(templates.find(template)),
+            level=level,
+            limits=limits,
+            ttl=0.0,
+            idle=0.0,
+            read_only=read_only,
+            env=None,
+            volumes=(),
+            labels=None,
+        )
+        return self._link.call(self._link.services.pool.warm(spec, count))
 
 
 class Snapshots:

@@ -21,6 +21,8 @@ from dsec.node.janitor import FIRST_WAIT, Janitor
 from dsec.node.kit import Kit
 from dsec.node.lifecycle import Lifecycle
 from dsec.node.observe import Observe
+from dsec.node.pool import Pool
+from dsec.node.pooling import Pooling
 from dsec.node.reaper import Reaper
 from dsec.node.reconciler import Reconciler
 from dsec.node.runs import Runner
@@ -46,6 +48,7 @@ class Engine:
         runtimes: by level; what is missing is refused with `isolation_unavailable`. Their ``on_ended`` is :meth:`ended`.
         templates, sharing: made over what they are built with.
         layers, kept, stored: writable layers, snapshots of them, and volumes, where a level has any.
+        pool: of the ready sandboxes of these runtimes, where any are kept.
         durable: sandboxes outlive this engine, and :meth:`open` adopts those of an earlier one.
         retry: seconds before a failed clean-up is tried again, doubling.
     """
@@ -65,6 +68,7 @@ class Engine:
         layers: Layers | None = None,
         kept: Snapshots | None = None,
         stored: Volumes | None = None,
+        pool: Pool | None = None,
         durable: bool = False,
         clock: Clock | None = None,
         retry: float = FIRST_WAIT,
@@ -105,6 +109,7 @@ class Engine:
             files=Files(doing),
             trees=WholeTrees(doing, trees),
             observe=Observe(kit, self.janitor),
+            pool=Pooling(pool, self.lifecycle),
             close=self.close,
         )
 

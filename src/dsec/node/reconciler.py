@@ -130,7 +130,7 @@ class Reconciler:
 
     async def _remains(self, sandbox: SandboxId, level: Level | None) -> None:
         """Runs or lies there, and is not recorded as living: end it."""
-        if sandbox in self._kit.table:
+        if sandbox in self._kit.table or any(one.spare(sandbox) for one in self._runtimes.values()):
             return
         try:
             row = await self._kit.sandboxes.get(sandbox)

@@ -21,6 +21,7 @@ from dsec.model.files import Change, Entry, FileEvent, Listing, Transfer, WriteO
 from dsec.model.ids import ExecId, SandboxId, SnapshotId
 from dsec.model.images import Freed, ImageInfo
 from dsec.model.journal import Record
+from dsec.model.pool import PoolInfo
 from dsec.model.sandbox import Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
 from dsec.model.volumes import VolumeInfo
@@ -465,6 +466,23 @@ class ObserveService(ABC):
         """Wait until it has ended (gone, failed or lost)."""
 
 
+class PoolService(ABC):
+    """Ready sandboxes: whole ones that nobody has used, so that creating one is claiming one."""
+
+    @abstractmethod
+    async def info(self) -> PoolInfo:
+        """What the pool holds now, and what became of creates since the engine was opened."""
+
+    @abstractmethod
+    async def warm(self, spec: SandboxSpec, count: int) -> int:
+        """Have ``count`` sandboxes of that kind ready, as far as the pool's bounds allow; how many are.
+
+        Raises:
+            Unsupported: this engine keeps none ready, or none of that kind.
+            As :meth:`SandboxService.create`.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """An open engine. ``close`` ends the connection to it, and a private engine with all its sandboxes."""
@@ -479,4 +497,5 @@ class Services:
     files: FileService
     trees: TreeService
     observe: ObserveService
+    pool: PoolService
     close: Callable[[], Awaitable[None]]

@@ -109,6 +109,10 @@ class Guest(ABC):
     async def shift(self, seconds: float) -> None:
         """Move every deadline later (a pause does not count). Sent before a thaw it takes effect first; does not wait for the answer."""
 
+    @abstractmethod
+    async def ping(self) -> None:
+        """Wait until it has seen everything that was sent so far.  Raises: RuntimeUnavailable."""
+
     @property
     @abstractmethod
     def files(self) -> GuestFiles:

@@ -543,6 +543,12 @@ class FakeGuest(Guest):
             if process.deadline is not None:
                 process.deadline += seconds
 
+    async def ping(self) -> None:
+        if self.lost:
+            raise RuntimeUnavailable("the guest is gone")
+        if self._sandbox.mute:
+            await asyncio.Event().wait()
+
     async def close(self) -> None:
         await self.cut()
 
@@ -556,12 +562,13 @@ class FakeGuest(Guest):
 
 @dataclass(slots=True, eq=False)
 class FakeSandbox:
-    """What a fake runtime holds of one sandbox."""
+    """What a fake runtime holds of one sandbox. ``mute``: its init runs, and answers nothing."""
 
     plan: Plan
     pid: int
     frozen: bool = False
     dead: bool = False
+    mute: bool = False
     oom_kills: int = 0
     files: dict[str, bytes | None] = field(default_factory=lambda: {"": None, "/workspace": None})
     used: set[ExecId] = field(default_factory=set)

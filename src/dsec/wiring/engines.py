@@ -128,7 +128,7 @@ async def open_engine(settings: Settings) -> Services:
         engine: list[Engine] = []
 
         def on_ended(ended: Ended) -> None:
-            if not any(ready.ended(ended) for ready in parts.ready):
+            if parts.pool is None or not parts.pool.ended(ended):
                 for one in engine:
                     one.ended(ended)
 
@@ -151,6 +151,7 @@ async def open_engine(settings: Settings) -> Services:
                 layers=parts.layers,
                 kept=parts.layers.snapshots if parts.layers is not None else None,
                 stored=parts.layers.volumes if parts.layers is not None else None,
+                pool=parts.pool,
                 durable=state.durable,
             )
         )

@@ -18,6 +18,7 @@ from dsec.errors import (
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Flag, Level, Metrics
 from dsec.node.lifecycle import plan_for
+from dsec.node.pool import Pool
 from dsec.node.ready import ReadyRuntime
 from dsec.ports.guest import Guest
 from dsec.ports.runtime import OnEnded, Plan, Running, Runtime
@@ -79,7 +80,7 @@ class Parts:
     images: Images
     runtimes: dict[Level, Runtime] = field(default_factory=dict)
     layers: BtrfsLayers | None = None
-    ready: list[ReadyRuntime] = field(default_factory=list)
+    pool: Pool | None = None
 
 
 def _config(state: StateDirectory, level: Level, hierarchies: tuple[cgroups.Hierarchy, ...]) -> SpawnerConfig:
@@ -143,10 +144,10 @@ async def _add(runtime: SpawnedRuntime, settings: Settings, parts: Parts) -> Non
     await runtime.start()
     parts.runtimes[runtime.level] = runtime
     if settings.pool:
-        ready = ReadyRuntime(runtime, plan_for, settings.pool)
-        parts.stack.push_async_callback(ready.close)
-        parts.runtimes[runtime.level] = ready
-        parts.ready.append(ready)
+        if parts.pool is None:
+            parts.pool = Pool(settings.pool, settings.pool_memory)
+        parts.stack.push_async_callback(parts.pool.close)  # before the runtime; twice is no error
+        parts.runtimes[runtime.level] = ReadyRuntime(runtime, plan_for, parts.pool)
 
 
 _Maker = Callable[[StateDirectory, Settings, OnEnded, Parts], Awaitable[None]]

@@ -15,7 +15,7 @@ from dsec.errors import (
 from dsec.model.checks import check_count, check_seconds, local_path, shown
 from dsec.model.images import Progress
 from dsec.model.sandbox import MIB
-from dsec.node.ready import MAX_SIZE
+from dsec.node.pool import MEMORY, MOST
 from dsec.stores.schema import Durability
 
 Home = str | Path | None
@@ -36,7 +36,8 @@ class Settings:
         pool_bytes: size of the file of writable layers, all of it taken from the disk when it is made; at least 256 MiB. None = 4 GiB (private) or
             16 GiB (durable), at most a quarter of what is free.
         shelf: empty writable layers kept ready, at most 1,024.
-        pool: ready sandboxes kept of the kind that was asked for last, at most 1,000; 0 = none.
+        pool: ready sandboxes kept at most, of all kinds together; up to 1,000, 0 = none. How many, and of which, follows from what is asked for.
+        pool_memory: bytes that they may take together, as measured; at least 1 MiB.
         host_paths: what of this machine volumes may show: what lies in one of these directories, or is one of these files, links followed. None = whatever
             the caller names himself, and nothing that a template names; () = nothing.
         images_bytes: what stored images may have together before those that nobody holds go, the longest unused first, after a build; at least
@@ -54,7 +55,8 @@ class Settings:
     journal_bytes: int = 512 * MIB
     pool_bytes: int | None = None
     shelf: int = 8
-    pool: int = 2
+    pool: int = 4
+    pool_memory: int = MEMORY
     host_paths: tuple[Path, ...] | None = None
     images_bytes: int | None = None
     progress: Progress | None = None
@@ -81,10 +83,11 @@ class Settings:
         progress: object = self.progress
         if progress is not None and not callable(progress):
             raise BadRequest(
-                f"settings.progress: {shown(progress)} cannot be called", hint="progress=lambda step: ..."
+                f"settings.progress: {shown(progress)} cannot be called", hint="a function that takes a Step"
             )
         check_count("settings.shelf", self.shelf, 0, 1024)
-        check_count("settings.pool", self.pool, 0, MAX_SIZE)
+        check_count("settings.pool", self.pool, 0, MOST)
+        check_count("settings.pool_memory", self.pool_memory, MIB, _MOST_BYTES)
         check_seconds("settings.wait", self.wait)
         _check_host_paths(self.host_paths)
 
