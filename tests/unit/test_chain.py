@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import tempfile
 from contextlib import closing
@@ -192,7 +193,8 @@ SECONDS = st.floats(0, 10 * 365 * 86400) | st.integers(0, 1000)
 UNDECODABLE = st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="=\0") | UNDECODABLE, min_size=1, max_size=8)
 VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0") | UNDECODABLE, max_size=8)
-VOLUMES = st.builds(
+NAMED = st.builds(Volume.named, st.sampled_from(["a", "data-1"]), st.just("/named"), read_only=st.booleans())
+VOLUMES = NAMED | st.builds(
     Volume,
     source=BYTES_AS_TEXT.map(lambda text: Path("/" + text.replace("\0", "x"))),
     target=VALUES.map(lambda text: str(PurePosixPath("/t" + text.replace("..", "")))).filter(
@@ -211,7 +213,17 @@ SPECS = st.builds(
     env=st.dictionaries(NAMES, VALUES, max_size=4).map(MappingProxyType),
     volumes=st.lists(VOLUMES, max_size=3).map(tuple),
     labels=st.dictionaries(NAMES, VALUES, max_size=4).map(MappingProxyType),
+    project=st.sampled_from(["default", "other"]),
+    lent=st.lists(st.sampled_from(["/a", "/b"]), unique=True).map(tuple),
 )
+
+
+def test_specifications_of_before_there_were_projects() -> None:
+    spec = SandboxSpec(volumes=(Volume(Path("/srv"), "/data"),))
+    stored = json.loads(spec_to_json(spec))
+    for name in ("project", "lent"):
+        del stored[name]
+    assert spec_from_json(json.dumps(stored)) == spec
 
 
 @given(SPECS)

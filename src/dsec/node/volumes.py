@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from dsec.errors import CleanupFailed, DsecError, NotFound, Unsupported
+from dsec.errors import CleanupFailed, Conflict, DsecError, NotFound, Unsupported
 from dsec.model.ids import VolumeId, new_volume_id
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.volumes import VolumeInfo, check_project, check_size_mib, check_volume_name
@@ -68,6 +68,14 @@ class VolumeKeeping(VolumeService):
         _check(project, name)
         check_size_mib("size_mib", size_mib)
         store = self._stored()
+        with suppress(NotFound):
+            found = await self._records.find(project, name)
+            raise Conflict(
+                f"volume {name!r} exists already in project {project!r}",
+                hint="use it, or choose another name",
+                volume=name,
+                size_mib=found.size_mib,
+            )
         return await settled(self._kit.work.start(self._create(store, project, name, size_mib)), ignore)
 
     async def _create(self, store: Volumes, project: str, name: str, size_mib: int) -> VolumeInfo:
