@@ -16,12 +16,22 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dsec.errors import Busy, Conflict, NotFound, RuntimeUnavailable, TooLarge, Unsupported
+from dsec.errors import (
+    BadRequest,
+    Busy,
+    Conflict,
+    NotFound,
+    RuntimeUnavailable,
+    StoreDamaged,
+    TooLarge,
+    Unsupported,
+)
+from dsec.images import host
 from dsec.images.gc import collect
 from dsec.images.registry import fetch
 from dsec.images.store import ImageStore
 from dsec.images.tools import enclosed, environment, run
-from dsec.ports.storage import Image
+from dsec.ports.storage import SHOWABLE, Image
 from dsec.testing import images as make
 from dsec.testing.images import directory, file, layer
 from dsec.testing.registries import Registry, docker_registry, small_registry
@@ -126,10 +136,54 @@ def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
     until(lambda: sleepers() == [])
 
 
-def test_host_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="cannot be mounted yet") as caught:
-        get(tmp_path, "host")
-    assert caught.value.hint
+def test_host_is_a_skeleton_and_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = get(tmp_path / "store", "host")
+    assert image.mutable
+    assert {"/usr/bin", "/usr/lib"} <= set(image.shows) <= set(SHOWABLE)
+    assert get(tmp_path / "other", "host").digest == image.digest
+    by_digest = get(tmp_path / "store", image.digest)
+    assert (by_digest.name, by_digest.shows) == ("host", image.shows)
+    assert image.path.stat().st_size < 2**20
+    with pytest.raises(BadRequest, match="cannot be pinned"):
+        get(tmp_path / "store", f"host@{image.digest}")
+    bases = tmp_path / "bases.toml"
+    bases.write_text('[bases]\nplain = "host"\n')
+    with pytest.raises(BadRequest, match="must not stand for"):
+        anyio.run(ImageStore(tmp_path / "store", bases=bases).get, "plain")
+    # What it shows changes with the machine; the skeleton is made again when it would be another.
+    monkeypatch.setattr("dsec.images.host.shown", lambda *_: ("/usr/bin",))
+    monkeypatch.setattr("dsec.images.host.fingerprint", lambda: "another")
+    assert get(tmp_path / "store", "host").shows == ("/usr/bin",)
+
+
+def test_a_store_that_was_tampered_with_shows_nothing_else(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    image = get(store, "host")
+    for path in (store / "names/host", image.path.with_suffix(".json")):
+        path.chmod(0o600)
+        path.write_text(path.read_text().replace('"/usr/bin"', '"/etc"'))
+    for name in ("host", image.digest):
+        with pytest.raises(StoreDamaged, match="would show /etc"):
+            get(store, name)
+
+
+def test_what_alternatives_chose_is_followed_into_usr_only(tmp_path: Path) -> None:
+    usr, root = tmp_path / "host/usr", tmp_path / "root"
+    (usr / "bin").mkdir(parents=True)
+    (usr / "local").mkdir()
+    (tmp_path / "host/bin").symlink_to("usr/bin")
+    (usr / "lib64").symlink_to("lib")
+    (usr / "libx32").symlink_to("/etc")
+    (usr / "bin/which").symlink_to("/etc/alternatives/which")
+    (usr / "bin/odd").symlink_to("/etc/alternatives/../shadow")
+    root.mkdir()
+    host.build_skeleton(root, usr)
+    assert os.listdir(root / "etc/alternatives") == ["which"]
+    assert sorted(os.listdir(root / "usr")) == ["bin", "lib64", "local"]
+    assert (root / "bin").readlink() == Path("usr/bin")
+    (tmp_path / "host/bin").unlink()
+    with pytest.raises(Unsupported, match="merged"):
+        host.shown(usr)
 
 
 def test_an_alias_is_told(tmp_path: Path) -> None:

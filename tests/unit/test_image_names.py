@@ -35,7 +35,11 @@ PIN = f"sha256:{'a' * 64}"
 )
 def test_names(text: str, kind: str, rest: str) -> None:
     assert parse(text) == BaseName(kind=kind, rest=rest)
-    assert parse(f"{text}@{PIN}") == BaseName(kind=kind, rest=rest, pin=PIN)
+    if kind == "host":
+        with pytest.raises(BadRequest, match="cannot be pinned"):
+            parse(f"{text}@{PIN}")
+    else:
+        assert parse(f"{text}@{PIN}") == BaseName(kind=kind, rest=rest, pin=PIN)
     assert parse(text).name == text
 
 

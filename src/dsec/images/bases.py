@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dsec.errors import BadRequest, Denied, NotFound, StoreDamaged
 from dsec.images.disk import read_small
-from dsec.images.names import HINT, BaseName, parse, scopes_of
+from dsec.images.names import HINT, HOST, BaseName, parse, scopes_of
 from dsec.images.signatures import Rule
 
 _LARGEST: Final = 2**20
@@ -35,6 +35,8 @@ def read_table(path: Path) -> Mapping[str, str]:
             raise _wrong(path, f"{alias!r} must be a string")
         if parse(alias).kind != "alias" or parse(alias).pin:
             raise _wrong(path, f"{alias!r} cannot be an alias: it has a meaning already")
+        if parse(base).kind == HOST:
+            raise _wrong(path, f"{alias!r} must not stand for 'host': whoever uses that says so")
         if parse(base).kind == "alias":
             raise _wrong(path, f"{alias!r} must name a base, not another alias ({base!r})")
     return bases

@@ -87,7 +87,7 @@ def _info(
         names=tuple(names.get(digest, ())),
         sources=tuple(map(str, sources)),
         size=info.st_size,
-        mutable=facts.get("mutable") is True,
+        mutable=bool(facts.get("shows")),
         created_at=float(created),
         used_at=used_at,
         held_by=held.get(path.stem, ()),

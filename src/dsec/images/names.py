@@ -12,9 +12,7 @@ from dsec.errors import BadRequest
 
 SYSTEM: Final = "system"
 HOST: Final = "host"
-HINT: Final = (
-    "names are: system, debian:SUITE, oci:PATH[:TAG], docker://HOST/REPOSITORY[:TAG], or one of bases.toml"
-)
+HINT: Final = "names are: system, host, debian:SUITE, oci:PATH[:TAG], docker://HOST/REPOSITORY[:TAG], or one of bases.toml"
 
 _PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _ALIAS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:+-]{0,199}")
@@ -70,6 +68,8 @@ def parse(text: str) -> BaseName:
 
 
 def _kind(name: str, pin: str) -> BaseName:
+    if name == HOST and pin:
+        raise _wrong(name, "what this machine shows changes, and cannot be pinned")
     if name in (SYSTEM, HOST):
         return BaseName(kind=name, rest=name, pin=pin)
     if name.startswith("oci:"):

@@ -23,7 +23,7 @@ from typing import Any, Final
 from dsec.errors import BadRequest, Denied, NotFound, StoreDamaged
 from dsec.images.disk import damaged, of_disk, read_small, typed
 from dsec.images.tree import file_digest
-from dsec.ports.storage import Image, ImageConfig
+from dsec.ports.storage import SHOWABLE, Image, ImageConfig
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -98,6 +98,7 @@ class Shelf:
             digest=digest,
             path=self.root / "images" / f"{digest.removeprefix('sha256:')}.erofs",
             sources=_texts(meaning.get("sources")),
+            shows=_shown(name, meaning.get("shows")),
             config=_config(config) if isinstance(config, dict) else None,
         )
 
@@ -123,7 +124,8 @@ class Shelf:
     def _publish(self, key: str, name: str, file: Path, meaning: Meaning) -> Image:
         image = self.image(name, meaning)
         config = {"config": asdict(image.config)} if image.config else {}
-        known = {"digest": image.digest, "sources": image.sources, **config}
+        shows = {"shows": image.shows} if image.shows else {}
+        known = {"digest": image.digest, "sources": image.sources, **config, **shows}
         image.path.with_suffix(".used").touch(mode=0o600)
         if not self._is_whole(image.path):
             file.chmod(0o400)
@@ -247,6 +249,17 @@ def _config(value: Mapping[str, Any]) -> ImageConfig:
         entrypoint=_texts(value.get("entrypoint")),
         cmd=_texts(value.get("cmd")),
     )
+
+
+def _shown(name: str, value: object) -> tuple[str, ...]:
+    """Raises: StoreDamaged: something that no base may show."""
+    paths = _texts(value)
+    if not set(paths) <= set(SHOWABLE):
+        raise StoreDamaged(
+            f"image {name!r} would show {', '.join(paths):.200} of this machine",
+            hint="remove it from the store; it is built again",
+        )
+    return paths
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from anyio import from_thread, to_thread
 
-from dsec.errors import Conflict, NotFound, StorageFull, Unsupported
-from dsec.images import debian, gc, oci, registry
+from dsec.errors import Conflict, NotFound, StorageFull
+from dsec.images import debian, gc, host, oci, registry
 from dsec.images.bases import default_table, resolve, rule_for
 from dsec.images.blobs import BlobCache
 from dsec.images.builds import locked, work_directory
@@ -120,12 +120,6 @@ class ImageStore(Images):
     def _get(self, asked: BaseName, anew: bool, check: Check) -> Image:
         self._shelf.prepare()
         used = self._resolve(asked)
-        if used.kind == HOST:
-            raise Unsupported(
-                "base 'host' (this machine's /usr, bound read-only) cannot be mounted yet: levels take images only",
-                hint="use 'system', which is made of this machine's packages",
-                name=HOST,
-            )
         image = self._pinned(used) if used.pin and not anew else None
         if image is None:
             image = self._obtain(used, anew, check)
@@ -144,7 +138,7 @@ class ImageStore(Images):
             raise NotFound(
                 f"no image {digest:.80} is stored", hint="build what it is of again", digest=digest[:80]
             )
-        return found
+        return replace(found, name=HOST) if found.shows else found
 
     def _resolve(self, asked: BaseName) -> BaseName:
         return resolve(asked, self._bases or default_table())
@@ -202,6 +196,8 @@ class ImageStore(Images):
             return None
         if used.kind == SYSTEM and meaning.get("status") != status and meaning.get("key") != _system_key():
             return None
+        if used.kind == HOST and meaning.get("key") != host.fingerprint():
+            return None
         if used.kind == "docker" and (words := _words(self._rule(used))) and meaning.get("signed") != words:
             return None  # a rule that is newer than the image
         if used.kind == "oci" and meaning.get("stamp") != _layout_stamp(_layout(used.rest)[0]):
@@ -255,6 +251,11 @@ class ImageStore(Images):
         match used.kind:
             case "system":
                 return self._make_system(tree)
+            case "host":
+                self._tell("making the skeleton")
+                key, shows = host.fingerprint(), host.shown()
+                host.build_skeleton(tree)
+                return _Made(extra={"key": key, "shows": list(shows)})
             case "debian":
                 return _Made(unpacked=debian.build(used.rest, tree, parts, self._tell, check=check))
             case "docker":

@@ -26,7 +26,7 @@ RECIPE: Final = "2"
 
 Progress = Callable[[str], None]
 
-_MERGED: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+MERGED: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _SKIPPED: Final = (
     "/usr/local/",
     "/usr/share/bash-completion/",
@@ -38,7 +38,7 @@ _SKIPPED: Final = (
     "/usr/share/locale/",
     "/usr/share/man/",
 )
-_LINKS: Final = (
+LINKS: Final = (
     ("var/run", "/run"),
     ("var/lock", "/run/lock"),
     ("etc/localtime", "/usr/share/zoneinfo/Etc/UTC"),
@@ -121,10 +121,10 @@ def build_tree(root: Path, packages: Iterable[Package], progress: Progress) -> N
     progress("writing /etc")
     make_directories(root)
     _make_links(root)
-    _write_etc(root)
+    write_etc(root, root / "usr")
     _run_ldconfig(root)
     _drop_dangling(root)
-    _settle(root, newest)
+    settle(root, newest)
 
 
 def make_erofs(tool: str, tree: Path, target: Path, uuid: str, *, attributes: bool = False) -> None:
@@ -158,7 +158,7 @@ def make_erofs(tool: str, tree: Path, target: Path, uuid: str, *, attributes: bo
 def place(path: str) -> str | None:
     """Where a package's path goes in the merged tree, or None when it is left out."""
     top = path.split("/", 2)[1]
-    if top in _MERGED:
+    if top in MERGED:
         path = f"/usr{path}"
     if not path.startswith("/usr/") or path.startswith(_SKIPPED) or f"{path}/" in _SKIPPED:
         return None
@@ -242,10 +242,10 @@ def _is_current(cached: Path, source: os.stat_result) -> bool:
 
 
 def _make_links(root: Path) -> None:
-    for name in _MERGED:
+    for name in MERGED:
         if (root / "usr" / name).is_dir():
             (root / name).symlink_to(f"usr/{name}")
-    for path, target in _LINKS:
+    for path, target in LINKS:
         link = root / path
         if link.parent.is_dir() and not os.path.lexists(link):
             link.symlink_to(target)
@@ -256,14 +256,15 @@ def _make_links(root: Path) -> None:
             link.symlink_to(present[0])
 
 
-def _write_etc(root: Path) -> None:
+def write_etc(root: Path, usr: Path) -> None:
+    """An /etc that names no machine. ``usr``: where the libraries and certificates are that it speaks of."""
     etc = root / "etc"
-    libraries = sorted(path for path in (root / "usr/lib").glob("*-linux-gnu*") if path.is_dir())
+    libraries = sorted(path for path in (usr / "lib").glob("*-linux-gnu*") if path.is_dir())
     lines = "\n".join(f"/usr/lib/{path.name}" for path in libraries)
     for name, text in _ETC.items():
         write_file(etc / name, text.replace("{libraries}", lines).encode())
     (etc / "shadow").chmod(0o600)
-    certificates = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
+    certificates = sorted((usr / "share/ca-certificates").rglob("*.crt"))
     bundle = b"".join(path.read_bytes().rstrip(b"\n") + b"\n" for path in certificates)
     write_file(etc / "ssl/certs/ca-certificates.crt", bundle)
 
@@ -293,9 +294,9 @@ def _drop_dangling(root: Path) -> None:
             path.unlink()
 
 
-def _settle(root: Path, newest: int) -> None:
+def settle(root: Path, newest: int) -> None:
     """One fixed time for all that no package dates: directories, and what was written here."""
-    made = {root / path for path, _ in _LINKS} | {root / name for name in _MERGED}
+    made = {root / path for path, _ in LINKS} | {root / name for name in MERGED}
     made |= {root / "usr/bin" / name for name, _ in _ALTERNATIVES}
     for path in root.rglob("*"):
         info = path.lstat()

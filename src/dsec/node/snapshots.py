@@ -21,7 +21,7 @@ from dsec.errors import BadRequest, CleanupFailed, Conflict, DsecError, FileProb
 from dsec.model.files import FileType, Identity, WriteOptions
 from dsec.model.ids import SandboxId, SnapshotId, is_snapshot, new_sandbox_id, new_snapshot_id
 from dsec.model.journal import Draft, Json, Phase
-from dsec.model.sandbox import RESERVED, ROOT_UID, Flag, Level, SandboxInfo, SandboxSpec, State
+from dsec.model.sandbox import HOST_BASE, RESERVED, ROOT_UID, Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import MOST_CHILDREN, Fork, SnapshotInfo, SnapshotKind
 from dsec.node import drafts
 from dsec.node.handles import Handle
@@ -372,6 +372,12 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
                 f"snapshots: level {info.spec.level} cannot keep the files of a sandbox",
                 hint="use level='container'",
                 level=info.spec.level.value,
+            )
+        if info.spec.base == HOST_BASE:
+            raise Unsupported(
+                f"snapshots: base {HOST_BASE!r} shows programs of this machine, which change under what would be kept",
+                hint="use a base that does not change: system, debian:SUITE, an image",
+                base=info.spec.base,
             )
         return self._store
 

@@ -6,8 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from dsec.model.ids import SandboxId, SnapshotId, VolumeId
+
+SHOWABLE: Final = (
+    "/usr/bin",
+    "/usr/games",
+    "/usr/include",
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/libexec",
+    "/usr/libx32",
+    "/usr/sbin",
+    "/usr/share",
+)
+"""All of this machine that a base may ever show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +44,22 @@ class Image:
     """A read-only tree. ``path``: its EROFS file. ``digest``: over the canonical tree, ``sha256:…``.
 
     ``name`` is what was used, ``asked`` what was asked for when an alias led to it, else "". ``sources``: digests by which
-    others know it (of its manifest, of the index that named the manifest). ``mutable``: it is not content-addressed.
+    others know it (of its manifest, of the index that named the manifest). ``shows``: directories of this machine that a sandbox
+    sees in their own places, read-only, beside the tree; all are of :data:`SHOWABLE`.
     """
 
     name: str
     digest: str
     path: Path
-    mutable: bool = False
+    shows: tuple[str, ...] = ()
     asked: str = ""
     sources: tuple[str, ...] = ()
     config: ImageConfig | None = None
+
+    @property
+    def mutable(self) -> bool:
+        """What a sandbox sees of it changes with this machine: it is not content-addressed."""
+        return bool(self.shows)
 
 
 class Images(ABC):

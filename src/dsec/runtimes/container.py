@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from dsec.errors import BadRequest, DsecError, IsolationUnavailable
+from dsec.errors import BadRequest, DsecError, IsolationUnavailable, RuntimeUnavailable, StoreDamaged
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import MIB, Flag, Level, SandboxSpec, Volume
 from dsec.ports.runtime import OnEnded, Plan
-from dsec.ports.storage import Image, Images, Layers, Volumes
+from dsec.ports.storage import SHOWABLE, Image, Images, Layers, Volumes
 from dsec.runtimes.cgroups import Hierarchy, flags
 from dsec.runtimes.host_paths import HostPaths
 from dsec.runtimes.mounted import MountedImages
@@ -39,6 +39,7 @@ _FLAGS: Final = frozenset(
     }
 )
 
+_MOUNTS: Final = 32  # that the spawner takes
 _NAMES: Final = 1024  # of images, whose meaning is remembered
 
 
@@ -133,7 +134,8 @@ class ContainerRuntime(SpawnedRuntime):
     async def _request(self, plan: Plan) -> tuple[CreateRequest, list[int]]:
         await self._spawner.ready()
         base, *over = await self._images_of(plan, partial(self._mounted.take, plan.id))
-        volumes = await asyncio.to_thread(self._open_volumes, plan) if plan.volumes else []
+        shows = (await self._resolve(plan.image)).shows
+        volumes = await asyncio.to_thread(self._open_volumes, plan, shows) if plan.volumes or shows else []
         try:
             writable = await self._writable(plan)
         except BaseException:
@@ -151,7 +153,10 @@ class ContainerRuntime(SpawnedRuntime):
             writable=str(writable),
             read_only=plan.read_only,
             layers=(*over, base),
-            volumes=tuple((volume.target, volume.read_only) for volume in plan.volumes),
+            volumes=(
+                *((path, True) for path in shows),
+                *((volume.target, volume.read_only) for volume in plan.volumes),
+            ),
         )
         return request, volumes
 
@@ -173,10 +178,17 @@ class ContainerRuntime(SpawnedRuntime):
         async with self.stopped(SandboxId(plan.files_of)):
             return await self._layers.clone(plan.files_of, plan.id, plan.limits.disk_mib)
 
-    def _open_volumes(self, plan: Plan) -> list[int]:
-        """Detached mounts of what they show, in their order."""
+    def _open_volumes(self, plan: Plan, shows: tuple[str, ...] = ()) -> list[int]:
+        """Detached mounts of what the base shows of this machine, then of what volumes do, in their order."""
+        if shows and len(shows) + len(plan.volumes) > _MOUNTS:
+            raise BadRequest(
+                f"volumes: {len(plan.volumes)} are too many beside what the base shows of this machine",
+                hint=f"at most {_MOUNTS - len(shows)}",
+            )
         found: list[int] = []
         try:
+            for path in shows:
+                found.append(self._open_shown(path))  # noqa: PERF401 - those before one that fails are closed
             for volume in plan.volumes:
                 found.append(self._open_volume(plan, volume))  # noqa: PERF401 - those before one that fails are closed
         except BaseException:
@@ -184,6 +196,24 @@ class ContainerRuntime(SpawnedRuntime):
                 os.close(fd)
             raise
         return found
+
+    def _open_shown(self, path: str) -> int:
+        if path not in SHOWABLE:
+            raise StoreDamaged(
+                f"an image would show {path!r} of this machine", hint="`dsec image refresh host`", path=path
+            )
+        try:
+            fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                return self._mounts.tree(fd, 0)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise RuntimeUnavailable(
+                f"base 'host': {path} of this machine cannot be shown: {error.strerror}",
+                hint="use another base, such as system",
+                path=path,
+            ) from error
 
     def _open_volume(self, plan: Plan, volume: Volume) -> int:
         if isinstance(volume.source, str):
