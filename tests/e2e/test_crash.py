@@ -441,7 +441,9 @@ def test_during_volumes(home: Home, start: Callable[..., Child], victim: str) ->
         living = set(check_consistent(home, dsec))
         there = {info.name: info for info in dsec.volumes.list()}
         assert not there.keys() & gone
-        assert made - there.keys() <= set(child.ids("removing")), "one was made, not removed, and is not there"
+        assert made - there.keys() <= set(child.ids("removing")), (
+            "one was made, not removed, and is not there"
+        )
         assert there.keys() - made <= set(child.ids("making")[-1:]), "it was made, and nobody was told"
         assert {info.writer for info in there.values() if info.writer} <= living
         for step in child.steps("wrote"):
