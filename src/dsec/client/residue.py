@@ -60,7 +60,8 @@ async def seen(services: Services, sandbox: SandboxId, env: bytes) -> Seen:
     for path, columns in _SHOWN.items():
         lines = (await _content(services.files, sandbox, path)).splitlines()
         told = (" ".join(line.split()[columns]) for line in lines)
-        found[path] = "\n".join(line for line in told if line)  # sockets without a name are those of commands that were just run
+        # Sockets without a name are those of commands that were just run.
+        found[path] = "\n".join(line for line in told if line)
     listing = await services.files.list(sandbox, "/", user=ROOT)
     for entry in listing.entries:
         if entry.name not in _KERNEL:
