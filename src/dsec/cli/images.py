@@ -22,7 +22,6 @@ app.add_typer(image, name="image")
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Such as system, or sha256:...", show_default=False)
 ]
-_DIGITS = 19  # of a digest in a table: "sha256:" and twelve
 
 
 def _service(quiet: bool = False) -> ImageService:
@@ -56,7 +55,7 @@ def list_(as_json: opt.AsJson = False) -> None:
 
 
 def _rows(info: ImageInfo) -> Sequence[tuple[str, ...]]:
-    facts = (info.digest[:_DIGITS], f"{info.size / 1e6:.1f}", moment(info.used_at), str(len(info.held_by)))
+    facts = (info.digest, f"{info.size / 1e6:.1f}", moment(info.used_at), str(len(info.held_by)))
     return [(name, *facts) for name in info.names or ("-",)]
 
 

@@ -57,6 +57,12 @@ def rule_for(rest: str, path: Path) -> Rule | None:
     return None
 
 
+def has_rules(path: Path) -> bool:
+    """Whether any image must be signed.  Raises: BadRequest."""
+    rules = _read(path).get("verify", {})
+    return isinstance(rules, dict) and any(value is not False for value in rules.values())
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     """Empty when there is no file.  Raises: BadRequest."""
     try:

@@ -16,7 +16,7 @@ MOST_BYTES: Final = 4 * 2**20
 """More than any file that is written here for its content."""
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
 _SPENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
@@ -58,6 +58,8 @@ def of_disk(error: OSError, place: Path) -> DsecError:
     facts = {"path": path, "errno": error.errno}
     if error.errno in _FULL:
         return StorageFull(words, hint=f"free space below {place}", **facts)
+    if error.errno == errno.EROFS:
+        return Denied(words, hint=f"mount {place} writable, or name another place", **facts)
     if error.errno in _FORBIDDEN:
         return Denied(words, hint=f"let {path} belong to whoever runs this, and be writable", **facts)
     if error.errno in _SPENT:

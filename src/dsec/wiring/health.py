@@ -18,7 +18,7 @@ from dsec.errors import (
 )
 from dsec.images import gc as images_gc
 from dsec.images.dependencies.cache import WheelCache
-from dsec.images.probe import image_layer
+from dsec.images.probe import image_layers
 from dsec.model.health import Layer, Report, Verdict
 from dsec.model.sandbox import Flag, Level, Problem
 from dsec.runtimes import probe
@@ -37,7 +37,7 @@ def examine() -> Report:
         *probe.kernel_layers(),
         *storage_layers(),
         _native_programs(),
-        image_layer(default_home() / "store"),
+        *image_layers(default_home() / "store"),
     ]
     return Report(kernel=os.uname().release, layers=tuple(layers), levels=asyncio.run(_try_levels()))
 
