@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from dsec.errors import Conflict, NotFound, StoreDamaged
+from dsec.errors import Conflict, Denied, NotFound, StoreDamaged
 from dsec.model.ids import new_sandbox_id, new_volume_id
 from dsec.model.sandbox import MIB
-from dsec.stores import btrfs
+from dsec.runtimes.host_paths import HostPaths
+from dsec.stores import btrfs, mounts
 from dsec.stores.layers import BtrfsLayers
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -158,3 +159,27 @@ async def test_outside_of_a_sandbox_anybody_could_make_subvolumes_in_it(layers: 
         assert await to_thread.run_sync(make) == (0, ["sub"])
     finally:
         os.close(mount)
+
+
+async def test_a_path_of_a_mount_that_is_none_of_ours_only_reads_like_one(tmp_path: Path) -> None:
+    """Within a detached mount names begin at its own root: what lies there is not what the operator allowed."""
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+
+    def judge() -> bool:
+        mount = mounts.mount_detached("tmpfs", "none", {}, 0)
+        root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=mount)
+        try:
+            inside = Path(f"/proc/self/fd/{root}/{allowed}")
+            inside.mkdir(parents=True)
+            fd = os.open(inside, os.O_PATH)
+            reads_alike = os.readlink(f"/proc/self/fd/{fd}") == str(allowed)
+            os.close(fd)
+            with pytest.raises(Denied):
+                HostPaths((allowed,)).open(inside, lent=False)
+            return reads_alike
+        finally:
+            os.close(root)
+            os.close(mount)
+
+    assert await to_thread.run_sync(judge), "the control: by its name alone it would pass"

@@ -22,7 +22,7 @@ from dsec.errors import (
     Unsupported,
 )
 from dsec.model.ids import VolumeId, new_volume_id
-from dsec.model.journal import Phase
+from dsec.model.journal import Draft, Phase
 from dsec.model.sandbox import Flag, State, Volume
 from dsec.testing.fakes import FakeRuntime
 from dsec.testing.harness import Harness, until
@@ -183,6 +183,31 @@ async def test_removing_and_using_at_once(harness: Harness, dsec: AsyncDsec) -> 
             await used.destroy()
         await dsec.volumes.remove("data")
         assert harness.stored.sizes == {}
+
+
+async def test_what_is_being_removed_cannot_be_used(harness: Harness) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryVolumes):
+        async def forget(self, project: str, name: str, draft: Draft) -> None:
+            begun.set()
+            await go_on.wait()
+            await super().forget(project, name, draft)
+
+    harness.volumes = Slow(harness.store)
+    async with harness.open() as dsec:
+        await dsec.volumes.create("data")
+        removing = asyncio.ensure_future(dsec.volumes.remove("data"))
+        await begun.wait()
+        for volume in ("data:/data", "data:/data:ro"):
+            with pytest.raises(Conflict, match="being removed"):
+                await dsec.sandboxes.create(volumes=[volume])
+        with pytest.raises(Conflict, match="being removed"):
+            await dsec.volumes.remove("data")
+        go_on.set()
+        await removing
+        with pytest.raises(NotFound):
+            await dsec.sandboxes.create(volumes=["data:/data"])
 
 
 async def test_what_fails_to_be_made_uses_nothing(harness: Harness, dsec: AsyncDsec) -> None:
