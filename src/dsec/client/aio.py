@@ -404,7 +404,10 @@ class AsyncSnapshots:
 class AsyncVolumes:
     """The volumes of an engine: files by name within a ``project``, for one sandbox after the other. Those of a private engine end with it.
 
-    What is in one project is found in no other one. Every method raises BadRequest: a name, or a project, that is none.
+    What is in one project is found in no other one.
+
+    Every method raises:
+        BadRequest: a name, or a project, that is none.
     """
 
     def __init__(self, link: AsyncLink) -> None:
