@@ -543,6 +543,8 @@ def test_a_command_left_running_is_listed(cli: Cli, sandbox: str) -> None:
     assert isinstance(ended, list)
     assert [one["exit_code"] for one in ended] == [None, 0]
     assert cli.json("ps", "--problems") == []
+    assert cli.json("ps", "--pool")["kinds"] == []
+    assert cli.ok("ps", "--pool") == "this engine keeps no sandboxes ready\n"
 
 
 @pytest.mark.needs_root

@@ -223,6 +223,8 @@ def test_debug_shows_where_it_came_from(capfd: pytest.CaptureFixture[str]) -> No
         (["exec", "-d", "-i", "sb-x", "true"], 2, "--interactive: not with"),
         (["exec", "-d", "--scratch", "sb-x", "true"], 2, "choose one"),
         (["ps", "--problems", "--all"], 2, "choose one"),
+        (["ps", "--problems", "--pool"], 2, "choose one"),
+        (["ps", "--pool", "x"], 2, "choose one"),
         (["ps", "--problems", "x"], 2, "not a sandbox id"),
         (["run", "-e", "x", "--", "true"], 2, "NAME=VALUE"),
         (["ls", "--state", "odd"], 2, "choose from"),

@@ -13,6 +13,7 @@ from dsec.cli import options as opt
 from dsec.cli.attend import Asked, attend, read_stdin, told
 from dsec.cli.codes import BROKEN_PIPE
 from dsec.cli.output import STDERR, STDOUT, complain, duration, put, put_json, put_table, text_of, write_all
+from dsec.cli.pools import show_pool
 from dsec.cli.session import GLANCE, WAIT, Signals, conduct, durable, engine_home
 from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.errors import BadRequest, Busy
@@ -217,9 +218,14 @@ def ps(
     problems: Annotated[
         bool, typer.Option("--problems", help="Clean-ups that failed and are tried again.")
     ] = False,
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Sandboxes that are kept ready, by the engine that answers.")
+    ] = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """List commands, or failed clean-ups.
+    """List commands, failed clean-ups, or ready sandboxes.
+
+    An engine that this command opens for itself keeps no sandboxes ready.
 
     Examples:
 
@@ -230,12 +236,19 @@ def ps(
         dsec ps --problems
     """
 
-    if problems and every:
-        raise BadRequest("--problems, --all: choose one of them", hint="--all is for ended commands")
+    if problems + every + pool > 1 or (pool and sandbox is not None):
+        raise BadRequest(
+            "--problems, --all, --pool: choose one of them",
+            hint="--all is for ended commands; --pool is of no one sandbox",
+        )
     wanted = None if sandbox is None else parse_sandbox_id(sandbox)
 
     async def work(signals: Signals) -> int:
         del signals
+        if pool:
+            async with durable() as engine:
+                show_pool(await engine.pool.info(), as_json)
+            return 0
         if problems:
             async with durable() as engine:
                 if wanted is not None:

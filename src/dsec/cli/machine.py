@@ -110,7 +110,9 @@ def gc(budget: opt.Budget = "", as_json: opt.AsJson = False) -> None:
 def bench(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=100_000, help="How often each.")] = 100,
     level: opt.LevelName = "container",
-    pool: Annotated[int, typer.Option("--pool", min=0, max=64, help="Ready sandboxes kept meanwhile.")] = 0,
+    pool: Annotated[
+        int, typer.Option("--pool", min=0, max=64, help="Ready sandboxes kept meanwhile, at most.")
+    ] = 0,
     as_json: opt.AsJson = False,
 ) -> None:
     """Measure creating, executing and destroying here, through the SDK, one at a time.
@@ -128,13 +130,17 @@ def bench(
         del signals
         async with private(pool) as engine:
             found = await _measured(engine, level, count)
+            kept = await engine.pool.info()
         rows = [_figures(name, times) for name, times in found]
         if as_json:
             machine = {"kernel": os.uname().release, "cpus": os.cpu_count()}
-            put_json({"level": level, "pool": pool, "machine": machine, "results": rows})
+            claims = {"hits": kept.hits, "misses": kept.misses, "wasted": kept.wasted}
+            put_json({"level": level, "pool": pool, "machine": machine, "results": rows, "claims": claims})
         else:
             cells = [(str(row["what"]), *(f"{row[key]:.2f}" for key in _COLUMNS)) for row in rows]
             put_table(("MILLISECONDS", "P50", "P90", "P99", "MAX"), cells)
+            if pool:
+                put(f"{kept.hits} creates found a sandbox ready, {kept.misses} did not\n")
         return 0
 
     conduct(work)

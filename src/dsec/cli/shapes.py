@@ -118,6 +118,18 @@ PROBLEM: Final = {
     "attempts": "so far",
     "error": "of the last one",
 }
+POOL: Final = {
+    "most": "ready sandboxes that it may keep, 0 = none",
+    "memory_most": "bytes that they may take together",
+    "ready": "now",
+    "target": "how many shall be",
+    "memory_bytes": "that the ready ones take",
+    "hits": "creates that found one ready",
+    "misses": "creates that did not",
+    "wasted": "made and never used",
+    "short": "the machine is short of memory, and nothing is made ahead",
+    "kinds": "list of `{level, base, template, limits, read_only, hits, misses, wasted, ready, target, rate, make_seconds, memory_bytes}`",
+}
 TRANSFER: Final = {
     "entries": "files, directories and links that were copied",
     "bytes": "of content",
@@ -148,6 +160,7 @@ MEASURED: Final = {
     "pool": "ready sandboxes that were kept",
     "machine": "`kernel`, `cpus`",
     "results": "list of `{what, count, p50_ms, p90_ms, p99_ms, max_ms}`",
+    "claims": "`{hits, misses, wasted}`: creates that found a sandbox ready, that did not; ready ones never used",
 }
 FINDINGS: Final = {"sound": "nothing is wrong", "findings": "list of `{chain, seq, problem}`"}
 
@@ -181,7 +194,11 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "volume inspect": (Shape("an object", VOLUME),),
     "inspect": (Shape("an object", {**SANDBOX, **METRICS}),),
     "events": (Shape("an object a line", RECORD),),
-    "ps": (Shape("a list of objects", EXEC), Shape("with `--problems` a list of objects", PROBLEM)),
+    "ps": (
+        Shape("a list of objects", EXEC),
+        Shape("with `--problems` a list of objects", PROBLEM),
+        Shape("with `--pool` an object", POOL),
+    ),
     "doctor": (Shape("an object", REPORT),),
     "image ls": (Shape("a list of objects", IMAGE),),
     "image get": (Shape("an object", IMAGE),),
