@@ -19,7 +19,7 @@ from types import ModuleType
 import dsec
 from dsec import errors
 from dsec.client import requests, sync
-from dsec.model import execs, files, ids, journal, pool, sandbox, volumes
+from dsec.model import execs, files, ids, images, journal, pool, sandbox, volumes
 from dsec.wiring import engines, settings
 
 TARGET = Path(__file__).parent.parent / "docs" / "reference" / "sdk.md"
@@ -37,7 +37,7 @@ for one of a wrong type or value, and [`Conflict`](#errors) when the engine is n
 A `Dsec` may be used from several threads.
 
 """
-CLASSES = ("Dsec", "Sandboxes", "Sandbox", "Exec", "Terminal", "Files", "Volumes", "Pool")
+CLASSES = ("Dsec", "Sandboxes", "Sandbox", "Exec", "Terminal", "Files", "Volumes", "Images", "Pool")
 VALUES: tuple[type, ...] = (
     *(sandbox.Level, sandbox.Limits, sandbox.Volume, settings.Settings),
     *(execs.ExecResult, execs.Chunk, execs.Stream, execs.ExecInfo, execs.Exit, execs.Cause),
@@ -51,6 +51,7 @@ VALUES: tuple[type, ...] = (
         sandbox.Problem,
     ),
     volumes.VolumeInfo,
+    *(images.ImageInfo, images.Freed, images.Step),
     *(journal.Record, journal.Phase),
     *(pool.PoolInfo, pool.PoolKind),
 )

@@ -142,12 +142,12 @@ def test_what_somebody_else_put_into_the_stores(cli: Cli, tmp_path: Path) -> Non
         (cli.store / "lock", ("image", "gc")),
         (cli.store / "templates/lock", ("template", "tag", "plain", "v2")),
     ]
-    for path, words in replaced:
+    for path, act in replaced:
         path.touch()
         aside = path.with_name(f".{path.name}.aside")
         path.rename(aside)
         path.mkdir()
-        assert str(path) in cli.refused(1, *words)
+        assert str(path) in cli.refused(1, *act)
         path.rmdir()
         aside.rename(path)
     assert cli.ok("run", "-t", "plain", "--", "echo", "hi") == "hi\n"

@@ -33,7 +33,11 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """What was taken out of a store: ``paths`` that are gone, and how many ``bytes`` of images that were."""
+    """What was taken out of a store.
+
+    Attributes:
+        paths: that are gone. bytes: of images that were.
+    """
 
     paths: tuple[str, ...]
     bytes: int
