@@ -48,7 +48,7 @@ class Step:
     """What a long build is doing.
 
     Attributes:
-        what: in words. done, total: how far it is, in ``unit``; total 0 = nobody knows.
+        what: in words. done, total: how far it is; total 0 = nobody knows. unit: of both, such as "bytes"; "" = there is no figure.
         over: nothing more comes of this build.
     """
 
