@@ -440,8 +440,10 @@ class AsyncVolumes:
 class AsyncImages:
     """The images that sandboxes stand on, shared by all engines of a user.
 
-    Every method that takes a ``name`` (or ``sha256:…``) raises:
-        BadRequest: it is none. NotFound: there is no such image. StoreDamaged, Denied: the store.
+    A ``name`` is that of a base, or ``sha256:…``.
+
+    Every method raises:
+        BadRequest: the name. NotFound: there is no such image. StoreDamaged, Denied: the store.
     """
 
     def __init__(self, link: AsyncLink) -> None:
