@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from dsec import Dsec, Settings
@@ -14,6 +17,7 @@ from dsec.client.sync import Sandbox
 from dsec.errors import BadRequest, NotFound
 from dsec.images.gc import collect
 from dsec.model.built import Built
+from dsec.stores.layers import BtrfsLayers
 from dsec.testing.bundles import forged, manifest_of
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(180)]
@@ -126,8 +130,11 @@ def lies(built: Built) -> Iterator[tuple[str, dict[str, object]]]:
     yield "a path as digest", {"base_digest": "sha256:../../../etc/passwd"}
 
 
-def test_lies_about_a_template_are_refused_and_leave_nothing(one: Path, built: Built, tmp_path: Path) -> None:
-    file, lie, two = tmp_path / "agent.dsec", tmp_path / "lie.dsec", tmp_path / "two"
+def test_lies_about_a_template_are_refused_and_leave_nothing(
+    one: Path, built: Built, image_store: Path, tmp_path: Path
+) -> None:
+    file, lie, two = tmp_path / "agent.dsec", tmp_path / "lie.dsec", linked(image_store, tmp_path / "two")
+    before = files(two)
     with Dsec(settings=settings(one)) as dsec:
         dsec.templates.export("agent:grown", file)
     data = file.read_bytes()
@@ -144,7 +151,7 @@ def test_lies_about_a_template_are_refused_and_leave_nothing(one: Path, built: B
             dsec.templates.import_(lie)
         with pytest.raises(BadRequest, match="agent:"):
             dsec.templates.import_(file, tag="../x")
-        assert not [each for each in files(two) if not each.startswith("names")], "nothing was let in"
+        assert files(two) == before, "nothing was let in"
         lie.write_bytes(forged(data, {}))  # positive control: made by the same hand
         assert dsec.templates.import_(lie).digest == built.digest
 
@@ -225,3 +232,72 @@ def test_what_is_no_snapshot_leaves_none(one: Path, built: Built, tmp_path: Path
         )
         taken = dsec.snapshots.import_(lie)
         assert (taken.spec.volumes, dict(taken.spec.labels), taken.spec.ttl) == ((), {}, 0)
+
+
+# Imports FILE into the engine at HOME with the store IMAGES, and stops for good in the middle of what ARGV[4] names.
+VICTIM = """
+import sys, time
+from dsec import Dsec, Settings
+from dsec.control import sharing
+from dsec.images import layer_store
+
+what, home, images, file = sys.argv[1:]
+
+def hang(*_, **__):
+    print("there", flush=True)
+    time.sleep(600)
+
+original = sharing.copy_layer
+if what == "snapshot":
+    sharing.copy_layer = lambda *given: (original(*given), hang())
+else:
+    layer_store.make_erofs = hang
+from pathlib import Path
+with Dsec(home=home, settings=Settings(images=Path(images), pool=0, pool_bytes=1 << 30)) as dsec:
+    getattr(dsec, what + "s").import_(file)
+"""
+
+
+def killed(what: str, home: Path, images: Path, file: Path) -> None:
+    argv = [sys.executable, "-c", VICTIM, what, str(home), str(images), str(file)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        process.kill()
+
+
+def test_an_engine_that_is_killed_while_it_imports(
+    one: Path, built: Built, image_store: Path, tmp_path: Path
+) -> None:
+    work, agent, home = (tmp_path / name for name in ("work.dsec", "agent.dsec", "home"))
+    two = linked(image_store, tmp_path / "two")
+    before = files(two)
+    with Dsec(settings=settings(one)) as dsec:
+        dsec.templates.export("agent:grown", agent)
+        with dsec.sandboxes.create("agent:grown") as sandbox:
+            dsec.snapshots.export(sandbox.snapshot(), work)
+    killed("template", home, two, agent)
+    assert len(list((two / "building").iterdir())) > 0, "it was killed in the middle"
+    with Dsec(home=home, settings=settings(two)) as dsec:
+        assert dsec.templates.list() == ()
+        assert {each for each in files(two) if not each.startswith("building")} == before
+        dsec.templates.import_(agent)
+        assert not list((two / "building").iterdir())
+    killed("snapshot", home, two, work)
+    assert len(in_pool(home)) == 1, "it was killed in the middle"
+    with Dsec(home=home, settings=settings(two)) as dsec:
+        assert dsec.snapshots.list() == ()
+        taken = dsec.snapshots.import_(work)
+        assert not list((two / "building").iterdir())
+    assert in_pool(home) == (taken.id,)
+
+
+def in_pool(home: Path) -> tuple[str, ...]:
+    async def read() -> tuple[str, ...]:
+        layers = await BtrfsLayers.open(home, durable=True)
+        try:
+            return await layers.snapshots.list()
+        finally:
+            await layers.close()
+
+    return anyio.run(read)

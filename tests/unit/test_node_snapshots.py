@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -16,15 +17,18 @@ from dsec.errors import (
     RuntimeUnavailable,
     SandboxFailed,
     StorageFull,
+    TooLarge,
     UnknownOutcome,
     Unsupported,
 )
-from dsec.model.ids import new_snapshot_id
-from dsec.model.sandbox import Flag, Limits, State
+from dsec.model.ids import SandboxId, new_snapshot_id
+from dsec.model.sandbox import Flag, Limits, SandboxSpec, State
+from dsec.model.snapshots import SnapshotKind
 from dsec.testing.fakes import FakeRuntime
 from dsec.testing.harness import Harness, until
 
 pytestmark = pytest.mark.anyio
+ENGINE = SandboxId("engine")
 FLAGS = frozenset({Flag.PAUSE, Flag.SNAPSHOTS, Flag.USERS, Flag.PTY})
 
 
@@ -255,3 +259,42 @@ async def test_what_is_gone_back_to_is_not_removed_meanwhile(harness: Harness, d
     await rolling
     await dsec.snapshots.remove(info.id)
     assert await dsec.snapshots.list() == ()
+
+
+async def test_one_from_elsewhere_is_recorded_when_it_is_whole(harness: Harness, dsec: AsyncDsec) -> None:
+    seen: list[Path] = []
+    spec = SandboxSpec(base_digest=f"sha256:{'1' * 64}", labels={"a": "b"})
+    info = await harness.engine.snapshots.adopt(spec, SnapshotKind.FILES, seen.append, 5)
+    assert len(seen) == 1
+    assert (info.spec, info.paused) == (spec, 0.0)
+    assert await dsec.snapshots.list() == (info,)
+    assert await harness.acts(ENGINE) == ["snapshot.import:intent", "snapshot.import:result:ok"]
+    with pytest.raises(NotFound):
+        await dsec.sandboxes.get(info.sandbox)  # it is nobody's
+    other = await dsec.sandboxes.create(info)
+    assert harness.runtime.sandboxes[other.id].plan.files_of == info.id
+
+
+async def test_one_from_elsewhere_that_fails_leaves_nothing(harness: Harness, dsec: AsyncDsec) -> None:
+    def fill(directory: Path) -> None:
+        raise TooLarge(f"too much for {directory}")
+
+    with pytest.raises(TooLarge):
+        await harness.engine.snapshots.adopt(SandboxSpec(), SnapshotKind.FILES, fill, 5)
+    harness.kept.full = True
+    with pytest.raises(StorageFull):
+        await harness.engine.snapshots.adopt(SandboxSpec(), SnapshotKind.FILES, fill, 5)
+    assert harness.kept.taken == {}
+    assert await dsec.snapshots.list() == ()
+    assert (await harness.acts(ENGINE))[-1] == "snapshot.import:result:storage_full"
+
+
+async def test_one_from_elsewhere_that_was_cut_off_goes_at_the_next_start() -> None:
+    harness = Harness(runtime=FakeRuntime(flags=FLAGS), durable=True)
+    async with harness.open():
+        half = new_snapshot_id()
+        await harness.kept.put(half, lambda _: None, 5)
+        await harness.vanish()
+    async with harness.open() as dsec:
+        assert harness.kept.taken == {}
+        assert await dsec.snapshots.list() == ()

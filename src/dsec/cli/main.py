@@ -32,6 +32,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "resume": ("sandboxes", "Let paused sandboxes go on."),
     "snapshot": ("snapshots", "Keep the files of a sandbox as they are now."),
     "snapshots": ("snapshots", "List snapshots, oldest first."),
+    "snapshot-export": ("snapshots", "Write a snapshot, with all that its files lie over, to one file."),
+    "snapshot-import": ("snapshots", "Take in a snapshot that `dsec snapshot-export` wrote."),
     "fork": ("snapshots", "Make sandboxes whose files begin as those of another are now."),
     "rollback": ("snapshots", "Make the files of a sandbox those of a snapshot again."),
     "rm": ("sandboxes", "End sandboxes and remove everything of them, or remove snapshots."),

@@ -71,7 +71,7 @@ class Sharing(SharingService):
     async def export_template(self, reference: str) -> AsyncIterator[bytes]:
         built = await to_thread.run_sync(self._store.find, reference)
         facts = to_json(replace(built, built_at=0.0))  # which tells where it was built, not what it is
-        trees = await self._trees((built.base_digest, *built.layers))
+        trees = await self._trees(built.base, (built.base_digest, *built.layers))
         async with aclosing(self._carrier.pack(TEMPLATE, facts, trees)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -84,6 +84,7 @@ class Sharing(SharingService):
             try:
                 for digest in _images_of(built):
                     await self._carrier.image(bundle, digest)
+                for digest in _images_of(built):  # at last: whoever is killed before has held nothing
                     await self._holder.hold(digest, owner_of(built.digest))
                 await to_thread.run_sync(self._store.put, built, tag)
             except BaseException:
@@ -103,15 +104,17 @@ class Sharing(SharingService):
             for digest in _images_of(built):
                 await self._holder.release(digest, owner_of(built.digest))
 
-    async def _trees(self, digests: Sequence[str]) -> list[tuple[str, AbstractContextManager[Path]]]:
-        """Each once, however often it is named.  Raises: NotFound, StoreDamaged. Unsupported: it shows what is of this machine."""
+    async def _trees(
+        self, base: str, digests: Sequence[str]
+    ) -> list[tuple[str, AbstractContextManager[Path]]]:
+        """Each once, however often it is named.  Raises: NotFound, StoreDamaged. Unsupported: the base shows what is of this machine."""
         found = [await self._images.get(digest) for digest in dict.fromkeys(digests)]
-        for image in found:
-            if image.mutable:
-                raise Unsupported(
-                    f"base {image.name!r} shows programs of this machine, which cannot go along",
-                    hint="use a base that does not change: system, debian:SUITE, an image",
-                )
+        if base == HOST or any(image.mutable for image in found):
+            raise Unsupported(
+                f"base {base!r} shows programs of this machine, which cannot go along",
+                hint="use a base that does not change: system, debian:SUITE, an image",
+                base=base,
+            )
         return [(image.digest, self._look(image)) for image in found]
 
     # Snapshots
@@ -124,7 +127,7 @@ class Sharing(SharingService):
                 f"snapshot {snapshot}: it is not known what its files lie over",
                 hint="make a sandbox of it, and a snapshot of that",
             )
-        trees = await self._trees((spec.base_digest, *spec.layers))
+        trees = await self._trees(spec.base, (spec.base_digest, *spec.layers))
         async with (
             self._place.changes.changes(snapshot) as changed,
             self._carrier.tree(lambda tree, check: copy_layer(changed, tree, check=check)) as own,
