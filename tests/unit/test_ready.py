@@ -309,6 +309,25 @@ async def test_a_failure_backs_off_and_disturbs_no_create(
     assert table.pool.info().ready == 1
 
 
+async def test_ready_ones_that_keep_dying_are_made_later_and_later(table: Table) -> None:
+    await table.create()
+    for _ in range(600):
+        await table.tend(0.1)
+        for one in table.pool.stock.all():
+            await table.level.die(one.id)
+    await table.pool.stock.settle()
+    assert 2 < table.level.created < 12
+    assert len(table.level.sandboxes) == 1
+
+
+async def test_failing_for_days_stays_a_failure(table: Table) -> None:
+    await table.create()
+    (kind,) = table.pool.kinds
+    kind.failures = 5000
+    kind.put_off(table.time)
+    assert kind.retry == table.time + 60
+
+
 async def test_nothing_is_made_while_the_machine_is_short_of_memory(table: Table) -> None:
     await table.create()
     await table.tend()

@@ -18,6 +18,9 @@ MOST_KINDS: Final = 32  # that are followed; the one that was asked for longest 
 STRANGERS: Final = 3  # kinds in a row that nobody asked for before: from then on, what comes once is not taken for what comes again
 GUESSED_SECONDS: Final = 0.005  # to make one, until one was made
 GUESSED_BYTES: Final = 4 * MIB  # of one, until one was measured
+RETRY_FIRST: Final = 0.25  # seconds after a failure, doubling
+RETRY_MOST: Final = 60.0
+_DOUBLINGS: Final = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +52,7 @@ class Kind:
         spec: of whoever asked last. demand: arrivals. ready: oldest first. target: how many shall be.
         warm: how many somebody wanted ready at ``warmed``, whether or not they are asked for.
         seconds: to make one. cost: bytes of one.
-        failures: in a row, of making one; the next try is at ``retry``. error: of the last one.
+        failures: in a row: of making one, or ready ones that died; the next is made at ``retry``. error: of the last that was not made.
     """
 
     plan: Plan
@@ -74,6 +77,11 @@ class Kind:
     def lacking(self) -> int:
         """How many are to be made, or minus how many there are too many."""
         return self.target - len(self.ready)
+
+    def put_off(self, now: float) -> None:
+        """One failed or died: make the next one later, and later each time, until one has served or answered."""
+        self.retry = now + min(RETRY_FIRST * 2 ** min(self.failures, _DOUBLINGS), RETRY_MOST)
+        self.failures += 1
 
     def info(self, now: float) -> PoolKind:
         """What is told of it."""

@@ -8,6 +8,7 @@ computes next to nothing: making, checking and ending is the work of one task.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,12 +19,13 @@ from dsec.errors import BadRequest
 from dsec.model.ids import SandboxId
 from dsec.model.pool import PoolInfo
 from dsec.model.sandbox import MIB, SandboxSpec
-from dsec.node.kinds import Kind, Kinds, Ready, can_be_ahead
+from dsec.node.kinds import RETRY_FIRST, Kind, Kinds, Ready, can_be_ahead
 from dsec.node.memory import available
 from dsec.node.stock import Stock
-from dsec.node.tending import OLD, RETRY_FIRST, Tending
+from dsec.node.tending import OLD, Tending
 from dsec.ports.runtime import Ended, Plan, Runtime
 
+log: Final = logging.getLogger("dsec.pool")
 MOST: Final = 1000  # places
 MEMORY: Final = 64 * MIB
 
@@ -47,7 +49,7 @@ class Pool:
         if not 0 <= places <= MOST:
             raise BadRequest(f"pool: {places} is not a number from 0 to {MOST}")
         self.kinds = Kinds(places, memory)
-        self.stock = Stock(self.kinds)
+        self.stock = Stock(self.kinds, clock)
         self.tending = Tending(self.stock, clock, memory_left)
         self.hits = self.misses = 0
         self._clock = clock
@@ -68,9 +70,13 @@ class Pool:
         self._poke()
         while kind.ready:
             one = self.stock.take(kind)
-            if one.guest.lost or now - one.made > OLD:
+            if one.guest.lost:
+                self.stock.bad(one)
+                continue
+            if now - one.made > OLD:
                 self.stock.waste(one)
                 continue
+            kind.failures = 0
             kind.hits += 1
             self.hits += 1
             one.claimed = now
@@ -165,8 +171,9 @@ class Pool:
             self._waking.cancel()
             self._waking = None
         self._woken.set()
-        if self._task is None and not self.tending.closed:
+        if not self.tending.closed and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(_report)
 
     async def _run(self) -> None:
         while not self.tending.closed:
@@ -178,6 +185,8 @@ class Pool:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._woken.wait()
+
+    # The end
 
     async def close(self) -> None:
         """End those that nobody claimed. Afterwards nothing is made ahead. Twice is no error."""
@@ -191,3 +200,10 @@ class Pool:
             self.stock.empty(kind)
         self._moved.set()
         await self.stock.settle()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """It ends when it is cancelled, and otherwise by a mistake of ours; the next claim starts another."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.error("looking after ready sandboxes failed: %s", error, exc_info=error)

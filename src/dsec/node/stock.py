@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -24,8 +24,9 @@ class Stock:
         hidden: those that are being made or ended. wasted: made and never used.
     """
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(self, kinds: Kinds, clock: Callable[[], float]) -> None:
         self.kinds = kinds
+        self._clock = clock
         self.claimed: dict[SandboxId, Ready] = {}
         self.hidden: set[SandboxId] = set()
         self.wasted = 0
@@ -61,6 +62,11 @@ class Stock:
         self.count_waste(one)
         self.later(self.end(one))
 
+    def bad(self, one: Ready) -> None:
+        """End one that died or does not answer."""
+        one.kind.put_off(self._clock())
+        self.waste(one)
+
     def count_waste(self, one: Ready) -> None:
         """It was made in vain."""
         one.kind.wasted += 1
@@ -76,7 +82,7 @@ class Stock:
         """End one that is ready and must not be handed out. One that was claimed meanwhile is its claimer's."""
         if self._ready.pop(one.id, None) is not None:
             one.kind.ready.remove(one)
-            self.waste(one)
+            self.bad(one)
 
     async def end(self, one: Ready) -> None:
         """End it.  Raises: CleanupFailed: the reconciler finds it, and tries again."""

@@ -24,8 +24,6 @@ OLD: Final = 3 * IDLE
 UNTAKEN: Final = (
     120.0  # seconds after which a claimed one that was not created is ended: recording its claim failed
 )
-RETRY_FIRST: Final = 0.25  # seconds after a failure, doubling
-RETRY_MOST: Final = 60.0
 LEARN: Final = 0.2  # weight of the latest in the average of how long making one takes
 
 
@@ -62,9 +60,10 @@ class Tending:
             early = self._too_early(kind, now)
             if early > 0:
                 return early
-            if self._make_room(kind):
-                await self._make(kind)
-                return 0.0
+            if not self._make_room(kind):
+                return LOOK
+            await self._make(kind)
+            return 0.0
         return self._due(now)
 
     def _due(self, now: float) -> float | None:
@@ -110,7 +109,9 @@ class Tending:
         """One that is lost, or does not answer, is never handed out."""
         if one.guest.lost or not await self._answers(one):
             self._stock.lose(one)
-        elif one.kind.ready and one.kind.ready[0] is one:
+            return
+        one.kind.failures = 0
+        if one.kind.ready and one.kind.ready[0] is one:
             await self._measure(one)
 
     async def _answers(self, one: Ready) -> bool:
@@ -150,10 +151,12 @@ class Tending:
             self._failed(kind, error)
             return
         kind.seconds += LEARN * (self._clock() - begun - kind.seconds)
-        kind.failures, kind.error = 0, None
+        kind.error = None
         if not kind.measured:
             await self._measure(one)
-        if self.closed or kind not in self._kinds or one.guest.lost:
+        if one.guest.lost:
+            self._stock.bad(one)
+        elif self.closed or kind not in self._kinds:
             self._stock.waste(one)
         else:
             self._stock.hidden.discard(one.id)
@@ -180,7 +183,6 @@ class Tending:
     def _failed(self, kind: Kind, error: Exception) -> None:
         """Try again later and later: creates go on as they can, and are told their own errors."""
         kind.error = error
-        kind.retry = self._clock() + min(RETRY_FIRST * 2**kind.failures, RETRY_MOST)
-        kind.failures += 1
+        kind.put_off(self._clock())
         level = logging.WARNING if kind.failures == 1 else logging.DEBUG
         log.log(level, "no sandbox could be made ahead (%s); trying again later", str(error) or "no answer")

@@ -106,9 +106,8 @@ class ContainerRuntime(SpawnedRuntime):
         if spec.base_digest:
             return spec
         image = await self._resolve(spec.base)
-        if not (
-            self._mounted.has(image) or await asyncio.to_thread(image.path.exists)
-        ):  # it left the store, and is built again
+        there = self._mounted.has(image) or await asyncio.to_thread(image.path.exists)
+        if not there:  # it left the store, and is built again
             self._resolved.pop(spec.base, None)
             image = await self._resolve(spec.base)
         return replace(spec, base_digest=image.digest)
