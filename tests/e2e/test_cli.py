@@ -217,6 +217,22 @@ def test_volumes_by_name(cli: Cli) -> None:
 
 
 @pytest.mark.needs_root
+def test_run_finds_the_volumes_that_a_template_names(cli: Cli, tmp_path: Path) -> None:
+    document = tmp_path / "names.yaml"
+    document.write_text(
+        "name: names\nversion: 1.0\nvolumes: [{name: seen, target: /seen, read_only: true}]\n"
+    )
+    cli.ok("template", "build", str(document))
+    missing = cli("run", "-t", "names", "--", "true")
+    assert (missing.returncode, b"seen" in missing.stderr) == (4, True)
+    cli.ok("volume", "create", "seen")
+    cli.ok("run", "-v", "seen:/seen", "--", "sh", "-c", "echo kept > /seen/f")
+    assert cli.ok("run", "-t", "names", "--", "cat", "/seen/f") == "kept\n"
+    assert cli("run", "-t", "absent", "--", "true").returncode == 4
+    cli.ok("volume", "rm", "seen")
+
+
+@pytest.mark.needs_root
 def test_paths_of_the_machine_that_are_allowed(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/f").write_text("hello")

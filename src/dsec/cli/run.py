@@ -11,7 +11,8 @@ from dsec.cli import options as opt
 from dsec.cli.attend import attend
 from dsec.cli.execs import report
 from dsec.cli.session import Signals, announce_build, conduct, durable, private
-from dsec.client.aio import AsyncSandbox
+from dsec.client.aio import AsyncDsec, AsyncSandbox
+from dsec.client.requests import BASE
 from dsec.model.sandbox import Level, Limits, Volume
 from dsec.model.volumes import DEFAULT_PROJECT
 
@@ -88,8 +89,7 @@ async def _sandbox(
     quiet: bool,
 ) -> AsyncIterator[AsyncSandbox]:
     """It ends with the block; named volumes are those of the engine of lasting sandboxes."""
-    lasting = any(volume.name for volume in volumes)
-    async with durable(quiet=quiet) if lasting else private(quiet=quiet) as engine:
+    async with _engine(template, volumes, quiet) as engine:
         sandbox = await engine.sandboxes.create(
             template,
             level=level or None,
@@ -100,3 +100,20 @@ async def _sandbox(
         )
         async with sandbox:
             yield sandbox
+
+
+@contextlib.asynccontextmanager
+async def _engine(template: str, volumes: Sequence[Volume], quiet: bool) -> AsyncIterator[AsyncDsec]:
+    """A private one, unless something that is shown has a name."""
+    if not any(volume.name for volume in volumes):
+        async with private(quiet=quiet) as engine:
+            if template == BASE or not await _names_volumes(engine, template):
+                yield engine
+                return
+    async with durable(quiet=quiet) as engine:
+        yield engine
+
+
+async def _names_volumes(engine: AsyncDsec, template: str) -> bool:
+    """Raises: NotFound, BadRequest: the template."""
+    return any(volume.name for volume in (await engine.templates.get(template)).template.volumes)
