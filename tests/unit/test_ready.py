@@ -89,7 +89,7 @@ class Table:
 
 @pytest.fixture
 async def table(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Table]:
-    monkeypatch.setattr(Pool, "_poke", lambda self: None)  # the test makes every pass
+    monkeypatch.setattr(Pool, "_poke", lambda self, seconds: None)  # the test makes every pass
     table = Table()
     yield table
     await table.pool.close()

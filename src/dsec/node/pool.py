@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from dsec.core.warmth import PRESSED
+from dsec.core.warmth import PRESSED, pause
 from dsec.errors import BadRequest
 from dsec.model.ids import SandboxId
 from dsec.model.pool import PoolInfo
@@ -67,7 +67,7 @@ class Pool:
         kind = self._follow(plan, runtime, spec)
         self.tending.last = now = self._clock()
         self.kinds.meet(kind, now)
-        self._poke()
+        self._poke(pause(len(kind.ready) - 1, kind.target))
         while kind.ready:
             one = self.stock.take(kind)
             if one.guest.lost:
@@ -112,7 +112,7 @@ class Pool:
         """News of a runtime: True when it was of one that nobody has yet, and nobody else needs to know."""
         ours = self.stock.ended(ended)
         if ours:
-            self._poke()
+            self._poke(PRESSED)
         return ours
 
     def info(self) -> PoolInfo:
@@ -161,10 +161,14 @@ class Pool:
 
     # The task
 
-    def _poke(self) -> None:
-        """Let the task look in a moment: first comes whoever has just asked."""
-        if self._waking is None:
-            self._waking = asyncio.get_running_loop().call_later(PRESSED, self._wake)
+    def _poke(self, seconds: float) -> None:
+        """Let the task look so much later: first comes whoever has just asked."""
+        loop = asyncio.get_running_loop()
+        if self._waking is not None:
+            if self._waking.when() <= loop.time() + seconds:
+                return
+            self._waking.cancel()
+        self._waking = loop.call_later(seconds, self._wake)
 
     def _wake(self) -> None:
         if self._waking is not None:
