@@ -125,5 +125,7 @@ def test_what_changes_cannot_be_kept(dsec: Dsec, sandbox: Sandbox) -> None:
     assert sandbox.exec("true").ok
     with pytest.raises(BadRequest, match="can change"):
         dsec.templates.build(DOCUMENT, strict=True)
+    with pytest.raises(Unsupported, match="can change"):
+        dsec.templates.build(DOCUMENT.replace(b"host", b"host, dependencies: [a==1]"))
     assert {each.mutable for each in dsec.images.list() if "host" in each.names} == {True}
     assert not any(each.mutable for each in dsec.images.list() if "system" in each.names)

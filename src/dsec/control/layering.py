@@ -26,6 +26,8 @@ from dsec.images.disk import damaged, read_small, typed
 from dsec.images.layer_copy import copy_layer, merge_layers
 from dsec.images.shelf import write_whole
 from dsec.model.ids import SnapshotId
+from dsec.model.images import Progress, silent
+from dsec.model.images import Step as Doing
 from dsec.model.sandbox import SandboxSpec
 from dsec.model.template import Template
 from dsec.ports.engine import Changes
@@ -53,6 +55,7 @@ class Layering:
         images: where layers are found by their digest. keep: makes a layer once. look: the tree of an image, to be read.
         changes: what snapshots hold. builder: runs what must run.
         root: of locks and wheels. index: where wheels come from; None = as pip is configured here.
+        progress: told, from any thread, what a long build is doing.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class Layering:
         root: Path,
         *,
         index: Index | None = None,
+        progress: Progress = silent,
     ) -> None:
+        self._progress = progress
         self._images = images
         self._keep = keep
         self._look = look
@@ -79,6 +84,14 @@ class Layering:
         self, template: Template, base: Image, strict: bool, update: bool
     ) -> tuple[tuple[str, ...], str]:
         """Digests of what lies over the base, topmost first, and of the lock."""
+        try:
+            return await self._over(template, base, strict, update)
+        finally:
+            self._progress(Doing("done", over=True))
+
+    async def _over(
+        self, template: Template, base: Image, strict: bool, update: bool
+    ) -> tuple[tuple[str, ...], str]:
         seen = await to_thread.run_sync(self._examined, template, base, strict, update)
         layers: tuple[str, ...] = ()
         if seen.lock is not None:
@@ -100,6 +113,12 @@ class Layering:
                     field="runtime.workdir",
                 )
             wanted = template.runtime.dependencies
+            if wanted and base.mutable:
+                raise Unsupported(
+                    f"runtime.dependencies: base {base.name!r} can change under what would be locked for its Python",
+                    hint="take a base that cannot",
+                    field="runtime.dependencies",
+                )
             lock = self._locked(wanted, base, tree, strict, update) if wanted else None
             newest = _newest(tree) if steps_of(template) else 0
             return _Seen(has_place=has_place, lock=lock, newest=newest)
@@ -129,6 +148,7 @@ class Layering:
     ) -> Image:
         """What packages and set-up change, as a layer: made once from the same steps over the same layers."""
         runtime = template.runtime
+        self._progress(Doing("setting up"))
         if base.mutable:
             raise Unsupported(
                 f"runtime.setup: base {base.name!r} can change under what would be built over it",
@@ -166,6 +186,7 @@ class Layering:
                 pass
             except (BadRequest, UnicodeDecodeError) as error:
                 raise damaged(path, f"is no lock of dependencies: {error}") from error
+        self._progress(Doing(f"locking {len(wanted)} dependencies"))
         lock = resolve(wanted, read_target(tree), cache=self._cache, index=self._index, strict=strict)
         with typed(self._locks):
             self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -173,6 +194,7 @@ class Layering:
         return lock
 
     def _install(self, lock: Lock, tree: Path) -> None:
+        self._progress(Doing(f"installing {len(lock.packages)} packages"))
         install(lock, tree, cache=self._cache, index=self._index)
 
     async def of_snapshot(self, snapshot: SnapshotId, spec: SandboxSpec) -> tuple[str, ...]:

@@ -87,7 +87,15 @@ async def _release(images: HeldImages, store: SqliteStore) -> None:
 def _templates(settings: Settings, place: Workplace) -> Templates:
     root = settings.images or default_home() / "store"
     images, built = image_store(settings), templates_of(root)
-    layering = Layering(images, LayerStore(root).keep, _look, place.changes, Builder(place), built)
+    layering = Layering(
+        images,
+        LayerStore(root).keep,
+        _look,
+        place.changes,
+        Builder(place),
+        built,
+        progress=settings.progress or silent,
+    )
     return Templates(images, images, layering, place.snapshots, TemplateStore(built))
 
 
