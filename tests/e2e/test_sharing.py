@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
-from dsec import Dsec, Settings
+from dsec import AsyncDsec, Dsec, Settings
 from dsec.client.sync import Sandbox
+from dsec.control import sharing
 from dsec.errors import BadRequest, NotFound
 from dsec.images.gc import collect
+from dsec.images.layer_copy import copy_layer
 from dsec.model.built import Built
 from dsec.stores.layers import BtrfsLayers
 from dsec.testing.bundles import forged, manifest_of
@@ -58,18 +62,27 @@ def settings(store: Path, home: Path | None = None) -> Settings:
     return Settings(images=store, home=home, pool=0, pool_bytes=1 << 30)
 
 
-@pytest.fixture
-def one(image_store: Path, tmp_path: Path) -> Path:
-    return linked(image_store, tmp_path / "one")
+@pytest.fixture(scope="module")
+def one(image_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return linked(image_store, tmp_path_factory.mktemp("one") / "store")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def built(one: Path) -> Built:
     with Dsec(settings=settings(one)) as dsec:
         dsec.templates.build(DOCUMENT)
         with dsec.sandboxes.create("agent") as sandbox:
             assert sandbox.exec(CHANGES, user="root").ok
             return dsec.templates.promote(sandbox.snapshot(), "agent", tag="grown")
+
+
+@pytest.fixture(scope="module")
+def agent(one: Path, built: Built) -> Path:
+    """The template, exported."""
+    file = one.with_name("agent.dsec")
+    with Dsec(settings=settings(one)) as dsec:
+        dsec.templates.export(built.reference, file)
+    return file
 
 
 def fingerprint(sandbox: Sandbox) -> str:
@@ -84,26 +97,24 @@ def files(store: Path) -> set[str]:
     return {str(path) for path in found if path.parts[0] not in ("lock", "locks") and path.suffix != ".used"}
 
 
-def test_a_template_runs_the_same_where_it_was_imported(one: Path, built: Built, tmp_path: Path) -> None:
-    file, again, two = tmp_path / "agent.dsec", tmp_path / "again.dsec", tmp_path / "two"
-    with Dsec(settings=settings(one)) as dsec:
-        dsec.templates.export("agent:grown", file)
-        dsec.templates.export(built.reference, again)
-        assert file.read_bytes() == again.read_bytes()
-        assert oct(file.stat().st_mode)[-3:] == "600"
-        with dsec.sandboxes.create("agent:grown") as sandbox:
-            wanted = fingerprint(sandbox)
+def test_a_template_runs_the_same_where_it_was_imported(
+    one: Path, built: Built, agent: Path, tmp_path: Path
+) -> None:
+    again, two = tmp_path / "again.dsec", tmp_path / "two"
+    with Dsec(settings=settings(one)) as dsec, dsec.sandboxes.create("agent:grown") as sandbox:
+        wanted = fingerprint(sandbox)
     with Dsec(settings=settings(two)) as dsec:
-        found = dsec.templates.import_(file, tag="from-one")
+        found = dsec.templates.import_(agent, tag="from-one")
         assert (found.digest, found.layers, found.template) == (built.digest, built.layers, built.template)
         assert [(each.tag, each.digest) for each in dsec.templates.list()] == [("from-one", built.digest)]
         with dsec.sandboxes.create("agent:from-one") as sandbox:
             assert fingerprint(sandbox) == wanted
             assert sandbox.exec("echo $GREETING; pwd").text == "hello\n/tmp\n"
         dsec.templates.export("agent:from-one", again)
-        assert file.read_bytes() == again.read_bytes(), "there and back"
+        assert agent.read_bytes() == again.read_bytes(), "there and back"
+        assert agent.stat().st_mode & 0o777 == 0o600
         before = files(two)
-        assert dsec.templates.import_(file, tag="from-one").digest == built.digest
+        assert dsec.templates.import_(agent, tag="from-one").digest == built.digest
         assert files(two) == before
     collect(two, budget=0, grace=0)
     assert len(list((two / "images").glob("*.erofs"))) == 2, "what a template stands on is kept"
@@ -131,13 +142,11 @@ def lies(built: Built) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def test_lies_about_a_template_are_refused_and_leave_nothing(
-    one: Path, built: Built, image_store: Path, tmp_path: Path
+    built: Built, agent: Path, image_store: Path, tmp_path: Path
 ) -> None:
-    file, lie, two = tmp_path / "agent.dsec", tmp_path / "lie.dsec", linked(image_store, tmp_path / "two")
+    lie, two = tmp_path / "lie.dsec", linked(image_store, tmp_path / "two")
     before = files(two)
-    with Dsec(settings=settings(one)) as dsec:
-        dsec.templates.export("agent:grown", file)
-    data = file.read_bytes()
+    data = agent.read_bytes()
     with Dsec(settings=settings(two)) as dsec:
         with pytest.raises(NotFound):
             dsec.templates.import_(tmp_path / "nosuch")
@@ -150,7 +159,7 @@ def test_lies_about_a_template_are_refused_and_leave_nothing(
         with pytest.raises(BadRequest):
             dsec.templates.import_(lie)
         with pytest.raises(BadRequest, match="agent:"):
-            dsec.templates.import_(file, tag="../x")
+            dsec.templates.import_(agent, tag="../x")
         assert files(two) == before, "nothing was let in"
         lie.write_bytes(forged(data, {}))  # positive control: made by the same hand
         assert dsec.templates.import_(lie).digest == built.digest
@@ -234,6 +243,40 @@ def test_what_is_no_snapshot_leaves_none(one: Path, built: Built, tmp_path: Path
         assert (taken.spec.volumes, dict(taken.spec.labels), taken.spec.ttl) == ((), {}, 0)
 
 
+def test_whoever_imports_may_go(
+    one: Path, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What he brought goes with him: no snapshot is ever of half of it."""
+    file, begun, go, done = tmp_path / "work.dsec", threading.Event(), threading.Event(), threading.Event()
+
+    def slow(source: Path, tree: Path) -> None:
+        begun.set()
+        try:
+            go.wait(60)
+            copy_layer(source, tree)
+        finally:
+            done.set()
+
+    async def work() -> None:
+        async with AsyncDsec(settings=settings(one)) as dsec:
+            async with await dsec.sandboxes.create("agent:grown") as sandbox:
+                await dsec.snapshots.export(await sandbox.snapshot(), file)
+            count = len(await dsec.snapshots.list())
+            monkeypatch.setattr(sharing, "copy_layer", slow)
+            importing = asyncio.create_task(dsec.snapshots.import_(file))
+            await asyncio.to_thread(begun.wait, 60)
+            importing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await importing
+            go.set()
+            await asyncio.to_thread(done.wait, 60)
+            await dsec.snapshots.import_(file)
+            assert len(await dsec.snapshots.list()) == count + 1
+        assert not await asyncio.to_thread(os.listdir, one / "building")
+
+    asyncio.run(work())
+
+
 # Imports FILE into the engine at HOME with the store IMAGES, and stops for good in the middle of what ARGV[4] names.
 VICTIM = """
 import sys, time
@@ -267,15 +310,13 @@ def killed(what: str, home: Path, images: Path, file: Path) -> None:
 
 
 def test_an_engine_that_is_killed_while_it_imports(
-    one: Path, built: Built, image_store: Path, tmp_path: Path
+    one: Path, agent: Path, image_store: Path, tmp_path: Path
 ) -> None:
-    work, agent, home = (tmp_path / name for name in ("work.dsec", "agent.dsec", "home"))
+    work, home = tmp_path / "work.dsec", tmp_path / "home"
     two = linked(image_store, tmp_path / "two")
     before = files(two)
-    with Dsec(settings=settings(one)) as dsec:
-        dsec.templates.export("agent:grown", agent)
-        with dsec.sandboxes.create("agent:grown") as sandbox:
-            dsec.snapshots.export(sandbox.snapshot(), work)
+    with Dsec(settings=settings(one)) as dsec, dsec.sandboxes.create("agent:grown") as sandbox:
+        dsec.snapshots.export(sandbox.snapshot(), work)
     killed("template", home, two, agent)
     assert len(list((two / "building").iterdir())) > 0, "it was killed in the middle"
     with Dsec(home=home, settings=settings(two)) as dsec:

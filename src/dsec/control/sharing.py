@@ -15,11 +15,13 @@ from anyio import to_thread
 
 from dsec.control.template_store import TemplateStore, check_tag, from_json, made_of, owner_of, to_json
 from dsec.control.templates import Holder
-from dsec.errors import BadRequest, DsecError, NotFound, Unsupported
+from dsec.errors import BadRequest, DsecError, NotFound, StoreDamaged, Unsupported
 from dsec.images.bundle import Bundle
 from dsec.images.carrier import Carrier
 from dsec.images.layer_copy import copy_layer
+from dsec.images.layer_store import check_tree
 from dsec.images.names import HOST
+from dsec.images.tree import tree_digest
 from dsec.model.built import Built, Note
 from dsec.model.checks import shown
 from dsec.model.ids import SnapshotId
@@ -94,7 +96,7 @@ class Sharing(SharingService):
         return await to_thread.run_sync(self._store.find, built.reference)
 
     async def _is_known(self, built: Built) -> bool:
-        with suppress(NotFound):
+        with suppress(NotFound, StoreDamaged):
             await to_thread.run_sync(self._store.find, built.reference)
             return True
         return False
@@ -146,9 +148,14 @@ class Sharing(SharingService):
                 await self._carrier.image(bundle, digest)
                 await self._images.get(digest)
             async with self._carrier.unpacked(bundle, changes) as own:
-                return await self._place.arrivals.adopt(
-                    spec, kind, lambda upper: copy_layer(own.path, upper), own.size
-                )
+
+                def fill(upper: Path) -> None:
+                    copy_layer(own.path, upper)
+                    check_tree(
+                        changes, tree_digest(upper)
+                    )  # whoever asked may have gone, and the tree with him
+
+                return await self._place.arrivals.adopt(spec, kind, fill, own.size)
 
 
 def _images_of(built: Built) -> tuple[str, ...]:
