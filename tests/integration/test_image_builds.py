@@ -211,6 +211,30 @@ def test_a_held_image_outlives_its_name(tmp_path: Path) -> None:
     assert not first.path.exists()
 
 
+def test_a_build_makes_room_for_itself(tmp_path: Path) -> None:
+    names = [
+        f"oci:{make.write_layout(tmp_path / each, [layer(file(each))])}" for each in ("one", "two", "three")
+    ]
+    root = tmp_path / "store"
+    first, second = (get(root, name) for name in names[:2])
+    for image in (first, second):
+        os.utime(image.path.with_suffix(".used"), (0, 0))
+    anyio.run(ImageStore(root).hold, second.digest, "template-1")
+    third = anyio.run(ImageStore(root, budget=1).get, names[2])
+    assert not first.path.exists()
+    assert second.path.exists()  # held
+    assert third.path.exists()  # asked for a moment ago
+
+
+def test_room_that_cannot_be_made_fails_no_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreDamaged("odd", hint="none")
+
+    monkeypatch.setattr("dsec.images.gc.collect", full)
+    name = f"oci:{make.write_layout(tmp_path / 'one', [layer(file('one'))])}"
+    assert anyio.run(ImageStore(tmp_path / "store", budget=1).get, name).path.exists()
+
+
 @pytest.fixture(params=[small_registry, docker_registry])
 def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Registry]:
     if shutil.which("skopeo") is None:

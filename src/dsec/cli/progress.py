@@ -5,6 +5,7 @@ All of it goes to standard error. With ``--json`` nothing is shown: programs rea
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -57,6 +58,7 @@ class Display:
             if self._bars is None:
                 self._bars = _bars()
                 self._bars.start()
+                atexit.register(self._end)  # the cursor comes back, whatever ends us
             if self._task is None or step.what != self._what:
                 self._begin(self._bars, step)
             if self._task is not None:
@@ -70,6 +72,7 @@ class Display:
 
     def _end(self) -> None:
         if self._bars is not None:
+            atexit.unregister(self._end)
             self._bars.stop()
         self._bars = self._task = None
 
@@ -96,4 +99,11 @@ def _bars() -> Bars:
         TextColumn("{task.fields[amount]}", markup=False),
         TimeElapsedColumn(),
     )
-    return Made(*columns, console=Console(stderr=True), transient=True, get_time=time.monotonic)
+    return Made(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        get_time=time.monotonic,
+        redirect_stdout=False,  # what is printed meanwhile goes where it always goes
+        redirect_stderr=False,
+    )

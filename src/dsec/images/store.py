@@ -7,6 +7,7 @@ by the next one), ``locks/<key>`` held while that name is built, ``lock`` for mo
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from anyio import from_thread, to_thread
 
-from dsec.errors import Conflict, NotFound, StorageFull
+from dsec.errors import Conflict, DsecError, NotFound, StorageFull
 from dsec.images import debian, gc, host, oci, registry
 from dsec.images.bases import default_table, resolve, rule_for
 from dsec.images.blobs import BlobCache
@@ -34,6 +35,7 @@ from dsec.images.unpack import Unpacked, unpack
 from dsec.model.images import ImageInfo, Progress, Step, silent
 from dsec.ports.storage import Image, ImageConfig, Images
 
+_LOG: Final = logging.getLogger(__name__)
 _STATUS: Final = Path("/var/lib/dpkg/status")
 
 
@@ -229,8 +231,6 @@ class ImageStore(Images):
                 meaning = {"digest": digest, "sources": list(made.sources), **made.extra, **_told(made)}
                 with locked(self._root / "lock"):
                     image = self._shelf.publish(used.key, used.name, file, meaning)
-                if made.blobs:
-                    self._blobs.drop(made.blobs)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(
@@ -239,9 +239,18 @@ class ImageStore(Images):
                     path=str(self._root),
                 ) from error
             raise of_disk(error, self._root) from error
-        if self._budget is not None:
-            gc.collect(self._root, budget=self._budget)  # milliseconds, after a build of seconds
+        self._tidy(made.blobs)
         return image
+
+    def _tidy(self, blobs: Sequence[str]) -> None:
+        """After a build; milliseconds. What cannot be removed fails nobody's build: the next collection tries again."""
+        try:
+            if blobs:
+                self._blobs.drop(blobs)
+            if self._budget is not None:
+                gc.collect(self._root, budget=self._budget)
+        except DsecError as error:
+            _LOG.warning("%s", error)
 
     def _tell(self, what: str) -> None:
         self._progress(Step(what))
