@@ -549,3 +549,30 @@ def test_the_store_keeps_both_kinds_of_layers(tmp_path: Path) -> None:
     copy_layer(upper, copy)
     assert tree_digest(copy) == copied.digest
     assert not list((tmp_path / "store/building").iterdir())
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A file system that has a place for many attributes."""
+    place = tmp_path / "memory"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "test", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize(("count", "size"), [(300, 4), (1500, 10), (3, 16_000)])
+def test_many_attributes_of_many_files(memory: Path, count: int, size: int) -> None:
+    """Alike on all of them: an image in which more than 255 of a file were shared could not be read."""
+    source, copy = tree_of(*(f"f{number}" for number in range(4)), under=memory / "source"), memory / "copy"
+    for path in source.iterdir():
+        for number in range(count):
+            os.setxattr(path, f"user.a{number}", (b"%d" % number).ljust(size, b"v"))
+    copy.mkdir()
+    copy_layer(source, copy)
+    with image(copy) as mounted:
+        assert view(mounted) == view(source)
+    for number in range(count, count + 8):
+        os.setxattr(source / "f0", f"user.a{number}", bytes(10_000))
+    with pytest.raises(TooLarge, match="attributes"):
+        copy_layer(source, tree_of("more/", under=memory) / "more")

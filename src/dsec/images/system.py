@@ -137,9 +137,9 @@ def make_erofs(tool: str, tree: Path, target: Path, uuid: str, *, attributes: bo
         Unsupported: mkfs.erofs failed; its own words are in the message.
         OSError: no space.
     """
-    tolerance = (
-        "-x2" if attributes else "-x-1"
-    )  # how often one is stored before it is shared; negative: not at all
+    # How often one is stored before files share it; negative: not at all. Never: of a file that shares more than 255 mkfs.erofs
+    # writes a broken count, and whoever fills a sandbox chooses how many there are.
+    tolerance = "-x1000000000" if attributes else "-x-1"
     command = [tool, "--quiet", "--preserve-mtime", tolerance, f"-U{uuid}", str(target), str(tree)]
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", env=environment(), check=False
