@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -481,6 +483,24 @@ def test_links_lead_nowhere(tmp_path: Path) -> None:
     assert (copy / "dir").readlink() == secret
     assert (copy / "d/file").readlink() == secret / "file"
     assert sorted(os.listdir(copy)) == ["d", "dir"]
+
+
+def test_more_names_than_a_file_may_have_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, copy = tree_of("a", under=tmp_path / "source"), tmp_path / "copy"
+    for name in ("b", "c", "d", "e"):
+        os.link(source / "a", source / name)
+    copy.mkdir()
+    link = os.link
+
+    def limited(old: str, new: str, **where: Any) -> None:
+        if os.stat(old, dir_fd=where["src_dir_fd"]).st_nlink == 2:
+            raise OSError(errno.EMLINK, "too many")
+        link(old, new, **where)
+
+    monkeypatch.setattr(os, "link", limited)
+    copy_layer(source, copy)
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == dict.fromkeys("abcde", b"a")
+    assert sorted(path.stat().st_nlink for path in copy.iterdir()) == [1, 2, 2, 2, 2]
 
 
 def test_nobody_wants_it_any_more(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ What is read was written by somebody hostile, but does not change meanwhile: a r
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -198,8 +199,7 @@ class _Union:
     def _file(self, name: str, source: int, info: os.stat_result, target: int, way: tuple[str, ...]) -> None:
         identity = (info.st_dev, info.st_ino)
         first = self._links.get(identity) if info.st_nlink > 1 else None
-        if first is not None:
-            os.link(first, name, src_dir_fd=self._root, dst_dir_fd=target, follow_symlinks=False)
+        if first is not None and self._linked(first, name, target):
             return
         self._bytes += info.st_size
         if self._bytes > self._max_bytes:
@@ -211,6 +211,16 @@ class _Union:
         copy_entry(name, source, target, self._latest, self._check)
         if info.st_nlink > 1:
             self._links[identity] = "/".join(way)
+
+    def _linked(self, first: str, name: str, target: int) -> bool:
+        """Whether it could be one more name of a file: file systems differ in how many one may have."""
+        try:
+            os.link(first, name, src_dir_fd=self._root, dst_dir_fd=target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno != errno.EMLINK:
+                raise
+            return False
+        return True
 
 
 def _enter(stack: ExitStack, root: int, way: Sequence[str]) -> int:
