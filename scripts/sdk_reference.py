@@ -37,7 +37,19 @@ for one of a wrong type or value, and [`Conflict`](#errors) when the engine is n
 A `Dsec` may be used from several threads.
 
 """
-CLASSES = ("Dsec", "Sandboxes", "Sandbox", "Exec", "Terminal", "Files", "Volumes", "Images", "Pool")
+CLASSES = (
+    "Dsec",
+    "Sandboxes",
+    "Sandbox",
+    "Exec",
+    "Terminal",
+    "Files",
+    "Volumes",
+    "Snapshots",
+    "Templates",
+    "Images",
+    "Pool",
+)
 VALUES: tuple[type, ...] = (
     *(sandbox.Level, sandbox.Limits, sandbox.Volume, settings.Settings),
     *(execs.ExecResult, execs.Chunk, execs.Stream, execs.ExecInfo, execs.Exit, execs.Cause),
