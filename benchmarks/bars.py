@@ -184,6 +184,7 @@ BARS: Final = (
         bound=1.2,
         unit="×",
         least=_FEW,
+        requires={"holders": 100.0, "percent": 100.0},
     ),
     Bar(
         what="the example's template: build when nothing changed",

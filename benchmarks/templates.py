@@ -45,11 +45,13 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _wheels(directory: Path) -> list[str]:
-    """Packages of 50 MB each; the requirements that name them."""
+def _wheels(directory: Path, percent: int) -> list[str]:
+    """Packages of 50 MB each, or a part of that; the requirements that name them."""
     noise = Random(1)
     for number in range(WHEELS):
-        files = {f"heavy{number}/part{n}.bin": noise.randbytes(FILE_BYTES) for n in range(FILES)}
+        files = {
+            f"heavy{number}/part{n}.bin": noise.randbytes(FILE_BYTES) for n in range(FILES * percent // 100)
+        }
         files[f"heavy{number}/__init__.py"] = b"HERE = __file__\n"
         make_wheel(directory, f"heavy{number}", "1.0", files=files)
     return [f"heavy{number}==1.0" for number in range(WHEELS)]
@@ -72,7 +74,7 @@ def _round(dsec: Dsec, template: str, holders: int) -> list[int]:
         return [_made(dsec, template, held) for _ in range(holders)]
 
 
-def _holders(dsec: Dsec, rounds: int) -> tuple[list[Series], dict[str, float]]:
+def _holders(dsec: Dsec, rounds: int, holders: int) -> tuple[list[Series], dict[str, float]]:
     """Rounds of a hundred, each kind in turn; and as many rounds of one."""
     kinds = ("base", "heavy")
     first: dict[str, list[int]] = {kind: [] for kind in kinds}
@@ -81,7 +83,7 @@ def _holders(dsec: Dsec, rounds: int) -> tuple[list[Series], dict[str, float]]:
         _round(dsec, kind, 10)  # what is opened once
     for turn in range(rounds):
         for kind in kinds if turn % 2 == 0 else reversed(kinds):
-            times = _round(dsec, kind, HOLDERS)
+            times = _round(dsec, kind, holders)
             last[kind] += times[-LAST:]
     for turn in range(rounds * 20):
         for kind in kinds if turn % 2 == 0 else reversed(kinds):
@@ -132,16 +134,18 @@ def measure(options: argparse.Namespace) -> Findings:
     unavailable: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="dsec-bench-") as place:
         store, wheels = Path(place) / "store", Path(place) / "wheels"
-        requirements = _wheels(wheels)
+        requirements = _wheels(wheels, options.percent)
         settings = Settings(pool=0, images=store, pool_bytes=4096 * MIB)
         with (
             _environment(PIP_FIND_LINKS=str(wheels), PIP_NO_INDEX="1"),
             Dsec(settings=settings) as dsec,
         ):
             dsec.templates.build((DOCUMENT % ", ".join(requirements)).encode())
-            lines, figures = _holders(dsec, options.n)
+            lines, figures = _holders(dsec, options.n, options.holders)
         cold: list[int] = []
         again: list[int] = []
+        if not options.builds:
+            unavailable["the example's build"] = "it was not asked for"
         try:
             for _ in range(options.builds):
                 one, more = _example(store)
@@ -153,10 +157,13 @@ def measure(options: argparse.Namespace) -> Findings:
         lines += [milliseconds("example: cold build", cold), milliseconds("example: nothing changed", again)]
         figures["cold_s"] = quantile(cold, 0.5) / 1e9
         figures["again_s"] = quantile(again, 0.5) / 1e9
+    figures |= {"holders": float(options.holders), "percent": float(options.percent)}
     return Findings(samples=options.n, series=tuple(lines), figures=figures, unavailable=unavailable)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--holders", type=int, default=HOLDERS, help="of each kind at once")
+    parser.add_argument("--percent", type=int, default=100, help="of 200 MB of dependencies")
     parser.add_argument("--builds", type=int, default=3, help="cold builds of the example")
 
 

@@ -27,6 +27,7 @@ ISSUED = (
     "pause_resume",
     "held",
     "snapshots",
+    "templates",
     "transfer",
 )
 
@@ -183,7 +184,7 @@ def test_the_page_is_made_of_the_results_and_can_be_checked(tmp_path: Path) -> N
     page, results = tmp_path / "page.md", tmp_path / "results"
     results.mkdir()
     (results / "exec.json").write_text(json.dumps(result()))
-    page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    page.write_text(f"before\n\n{report.BEGIN}\nOUTDATED\n{report.END}\nafter\n")
     arguments = ["--page", str(page), "--results", str(results)]
     assert report.main([*arguments, "--check"]) == 1
     assert report.main(arguments) == 0
@@ -191,7 +192,7 @@ def test_the_page_is_made_of_the_results_and_can_be_checked(tmp_path: Path) -> N
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "OUTDATED" not in text
     assert "| exec in a running sandbox: p50 | ≤ 1.3 ms | 1.2 ms | yes |" in text
     assert "| exec in a running sandbox: p99 | ≤ 4 ms | 9 ms | **no** |" in text
     assert "not measured (crun: it is not installed \\| here)" in text
@@ -235,6 +236,7 @@ SMOKE = {
     "pause_resume": ["--n", "2"],
     "pool": ["--n", "2"],
     "snapshots": ["--n", "1", "--percent", "1"],
+    "templates": ["--n", "1", "--percent", "1", "--holders", "3", "--builds", "0"],
     "held": ["--n", "4", "--settle", "0.1"],
     "sustained": ["--seconds", "1", "--block", "0.5"],
     "transfer": ["--n", "1", "--mib", "8", "--stdout-mb", "4"],

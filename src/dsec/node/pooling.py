@@ -27,13 +27,13 @@ class Pooling(PoolService):
         """See :class:`PoolService`.  Raises: BadRequest: more than the pool has places."""
         runtime = self._lifecycle.runtime(spec.level)
         if self._pool is None or not isinstance(runtime, ReadyRuntime):
-            raise Unsupported("this engine keeps no sandboxes ready", hint="open it with Settings(pool=4)")
+            raise Unsupported("this engine keeps no sandboxes ready", hint="open the engine with a pool")
         if spec.volumes:
             raise Unsupported("volumes: sandboxes with volumes are not made ahead", hint="leave volumes out")
         check_count("count", count, 0, 2**31)
         if count > self._pool.kinds.places:
             raise BadRequest(
                 f"count: {count} is more than the {self._pool.kinds.places} sandboxes that this engine keeps ready",
-                hint=f"open it with Settings(pool={count})",
+                hint="open the engine with a larger pool",
             )
         return await runtime.warm(await runtime.pin(spec), count)
