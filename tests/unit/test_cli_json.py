@@ -10,6 +10,7 @@ from dsec.model.execs import ExecInfo, ExecResult
 from dsec.model.files import Transfer
 from dsec.model.health import Layer, Report, Verdict
 from dsec.model.ids import ExecId, SandboxId, new_exec_id, new_sandbox_id, new_volume_id
+from dsec.model.images import Freed, ImageInfo
 from dsec.model.journal import Finding, Phase, Record
 from dsec.model.sandbox import Limits, Metrics, Problem, SandboxInfo, SandboxSpec, State, Volume
 from dsec.model.volumes import VolumeInfo
@@ -43,6 +44,10 @@ def test_documents_that_are_put_together() -> None:
 def test_documents_that_are_values() -> None:
     documented = [set(one) for one in (shapes.PROBLEM, shapes.TRANSFER, shapes.REPORT, shapes.COLLECTED)]
     assert _names(Problem, Transfer, Report, Collected) == documented
+
+
+def test_images_are_documented() -> None:
+    assert _names(ImageInfo, Freed) == [set(shapes.IMAGE), set(shapes.FREED)]
 
 
 def test_values_within_documents() -> None:
