@@ -136,6 +136,7 @@ TRANSFER: Final = {
     "skipped": "list of `[path, reason]`, at most 1,000",
     "skipped_count": "all that were left out",
 }
+EXPORTED: Final = {"exported": "snapshot id, or name of the template", "file": "that was written"}
 DONE: Final = {"id": "sandbox or snapshot id", "error": "null, or `{code, message}`"}
 LEFT: Final = {"id": "exec id", "sandbox": "sandbox id", "pid": "inside"}
 REPORT: Final = {
@@ -174,11 +175,14 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "resume": (Shape("a list of objects", DONE),),
     "snapshot": (Shape("an object", SNAPSHOT),),
     "snapshots": (Shape("a list of objects", SNAPSHOT),),
+    "snapshot-export": (Shape("an object", EXPORTED),),
     "snapshot-import": (Shape("an object", SNAPSHOT),),
     "fork": (Shape("a list of objects", SANDBOX),),
     "rollback": (Shape("an object", SANDBOX),),
     "rm": (Shape("a list of objects", DONE),),
     "template build": (Shape("an object", BUILT),),
+    "template export": (Shape("an object", EXPORTED),),
+    "template promote": (Shape("an object", BUILT),),
     "template import": (Shape("an object", BUILT),),
     "template ls": (Shape("a list of objects", TAGGED),),
     "template history": (Shape("a list of objects", TAGGED),),

@@ -100,6 +100,7 @@ def export(
         str, typer.Argument(metavar="SNAPSHOT", help="Snapshot id (sn-...).", show_default=False)
     ],
     file: Annotated[str, typer.Argument(metavar="FILE", help="That is written.", show_default=False)],
+    as_json: opt.AsJson = False,
 ) -> None:
     """Write a snapshot, with all that its files lie over, to one file, for `dsec snapshot-import` elsewhere.
 
@@ -112,6 +113,8 @@ def export(
         del signals
         async with durable() as engine:
             await engine.snapshots.export(await engine.snapshots.get(snapshot), file)
+        if as_json:
+            put_json({"exported": snapshot, "file": file})
         return 0
 
     conduct(work)

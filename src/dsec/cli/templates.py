@@ -119,6 +119,7 @@ def promote(
 def export(
     reference: Reference,
     file: Annotated[str, typer.Argument(metavar="FILE", help="That is written.", show_default=False)],
+    as_json: opt.AsJson = False,
 ) -> None:
     """Write a template, with all that it is made of, to one file, for `dsec template import` elsewhere.
 
@@ -131,6 +132,8 @@ def export(
         del signals
         async with durable() as engine:
             await engine.templates.export(reference, file)
+        if as_json:
+            put_json({"exported": reference, "file": file})
         return 0
 
     conduct(work)
