@@ -190,8 +190,12 @@ static int configure_overlay(const struct child *c, int fs, layers_setter *set) 
     int work = openat(c->writable, "work", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (upper < 0 || work < 0 || set(c, fs, upper, work)) return -1;
     if (fsconfig(fs, FSCONFIG_SET_STRING, "source", "dsec", 0)) return -1;
-    /* Its own UUID would be written to the upper layer at every mount, and nobody asks for it. */
-    if (fsconfig(fs, FSCONFIG_SET_STRING, "uuid", "off", 0) || fsconfig(fs, FSCONFIG_SET_FLAG, "volatile", NULL, 0)) return -1;
+    /* Its own UUID would be written to the upper layer at every mount, and nobody asks for it. The others hold whatever this
+     * kernel was configured for: the entries of the upper directory alone tell what is in it, so that layers can be made of it. */
+    static const char *const plain[][2] = {{"uuid", "off"}, {"redirect_dir", "nofollow"}, {"metacopy", "off"}, {"index", "off"}};
+    for (unsigned i = 0; i < sizeof plain / sizeof *plain; i++)
+        if (fsconfig(fs, FSCONFIG_SET_STRING, plain[i][0], plain[i][1], 0)) return -1;
+    if (fsconfig(fs, FSCONFIG_SET_FLAG, "volatile", NULL, 0)) return -1;
     return fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
 }
 
