@@ -243,6 +243,8 @@ def test_paths_of_the_machine_that_are_allowed(cli: Cli, tmp_path: Path) -> None
         done = limited(command, "-v", f"{tmp_path}:/in:ro", *(("--", "true") if command == "run" else ()))
         assert done.returncode == 77
         assert b"DSEC_HOST_PATHS" in done.stderr
+    limited.env["DSEC_HOST_PATHS"] = ""
+    assert limited("run", "-v", f"{tmp_path}/in:/in:ro", "--", "true").returncode == 77
     limited.env["DSEC_HOST_PATHS"] = "relative"
     assert limited("run", "--", "true").returncode == 2
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import anyio
 import pytest
 
 from dsec.client.aio import AsyncDsec
@@ -21,7 +22,7 @@ from dsec.errors import (
     UnknownOutcome,
     Unsupported,
 )
-from dsec.model.ids import SandboxId, new_snapshot_id
+from dsec.model.ids import SandboxId, SnapshotId, new_snapshot_id
 from dsec.model.sandbox import Flag, Limits, SandboxSpec, State
 from dsec.model.snapshots import SnapshotKind
 from dsec.testing.fakes import FakeRuntime
@@ -264,7 +265,9 @@ async def test_what_is_gone_back_to_is_not_removed_meanwhile(harness: Harness, d
 async def test_one_from_elsewhere_is_recorded_when_it_is_whole(harness: Harness, dsec: AsyncDsec) -> None:
     seen: list[Path] = []
     spec = SandboxSpec(base_digest=f"sha256:{'1' * 64}", labels={"a": "b"})
-    info = await harness.engine.snapshots.adopt(spec, SnapshotKind.FILES, seen.append, 5)
+    info = await harness.engine.snapshots.adopt(
+        spec, SnapshotKind.FILES, lambda upper, _: seen.append(upper), 5
+    )
     assert len(seen) == 1
     assert (info.spec, info.paused) == (spec, 0.0)
     assert await dsec.snapshots.list() == (info,)
@@ -276,7 +279,7 @@ async def test_one_from_elsewhere_is_recorded_when_it_is_whole(harness: Harness,
 
 
 async def test_one_from_elsewhere_that_fails_leaves_nothing(harness: Harness, dsec: AsyncDsec) -> None:
-    def fill(directory: Path) -> None:
+    def fill(directory: Path, check: Callable[[], None]) -> None:
         raise TooLarge(f"too much for {directory}")
 
     with pytest.raises(TooLarge):
@@ -293,8 +296,30 @@ async def test_one_from_elsewhere_that_was_cut_off_goes_at_the_next_start() -> N
     harness = Harness(runtime=FakeRuntime(flags=FLAGS), durable=True)
     async with harness.open():
         half = new_snapshot_id()
-        await harness.kept.put(half, lambda _: None, 5)
+        await harness.kept.put(half, lambda upper, check: None, 5)
         await harness.vanish()
     async with harness.open() as dsec:
         assert harness.kept.taken == {}
         assert await dsec.snapshots.list() == ()
+
+
+async def test_who_looks_into_a_sandbox_and_goes_leaves_no_copy(
+    harness: Harness, dsec: AsyncDsec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled while it is copied, and while it is looked at."""
+    sb = await dsec.sandboxes.create()
+    take, waits = harness.kept.take, [0.0, 0.05]
+
+    async def taking(sandbox: SandboxId, snapshot: SnapshotId) -> None:
+        await asyncio.sleep(waits.pop(0))
+        await take(sandbox, snapshot)
+
+    monkeypatch.setattr(harness.kept, "take", taking)
+    while waits:
+        with anyio.move_on_after(0.02):
+            async with harness.engine.snapshots.changes(sb.id):
+                assert harness.kept.taken
+                await anyio.sleep(10)
+        await until(lambda: not harness.kept.taken and not harness.runtime.sandboxes[sb.id].frozen)
+        await asyncio.sleep(0.1)
+        assert harness.kept.taken == {}

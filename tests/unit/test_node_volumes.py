@@ -12,7 +12,6 @@ from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.client.requests import volume_of
 from dsec.errors import (
     BadRequest,
-    Busy,
     CleanupFailed,
     Conflict,
     DsecError,
@@ -100,7 +99,7 @@ async def test_sizes_and_bounds(harness: Harness) -> None:
                 await dsec.volumes.create("data", size_mib=size)  # type: ignore[arg-type]
         await dsec.volumes.create("a")
         await dsec.volumes.create("b")
-        with pytest.raises(Busy):
+        with pytest.raises(StorageFull):
             await dsec.volumes.create("c")
         assert len(harness.stored.sizes) == 2
 

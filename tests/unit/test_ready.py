@@ -420,3 +420,14 @@ def test_the_memory_that_is_left(tmp_path: Path) -> None:
     assert available(told) == 1.0
     assert available(tmp_path / "absent") == 1.0
     assert 0.0 < available() <= 1.0
+
+
+async def test_whoever_waits_for_a_kind_that_is_forgotten_waits_no_longer(table: Table) -> None:
+    """While it is made ahead, more other kinds are asked for than are followed."""
+    waiting = asyncio.ensure_future(table.runtime.warm(SMALL, 3))
+    await asyncio.sleep(0)
+    for number in range(MOST_KINDS + 1):
+        await table.create(SandboxSpec(limits=Limits(memory_mib=300 + number)))
+    await table.tend()
+    async with asyncio.timeout(5):
+        assert await waiting == 0

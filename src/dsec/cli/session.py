@@ -128,7 +128,7 @@ def announce_build(level: str) -> None:
 
 def _host_paths() -> tuple[Path, ...] | None:
     """What ``$DSEC_HOST_PATHS`` allows volumes to show.  Raises: BadRequest."""
-    return host_paths_of(os.environ.get("DSEC_HOST_PATHS", ""))
+    return host_paths_of(os.environ.get("DSEC_HOST_PATHS"))
 
 
 def check_home() -> None:

@@ -417,7 +417,7 @@ class Volumes:
         """Make an empty volume called ``name``, which may come to hold ``size_mib``. It takes room as it fills.
 
         Raises:
-            Conflict: the project has one of that name. Busy: the engine holds its maximum.
+            Conflict: the project has one of that name. StorageFull: the engine holds its maximum.
             Unsupported: no level here has volumes. StorageFull: there is no room.
         """
         return self._link.call(self._link.services.volumes.create(project, name, size_mib))

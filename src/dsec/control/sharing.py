@@ -21,6 +21,7 @@ from dsec.images.carrier import Carrier
 from dsec.images.layer_copy import copy_layer
 from dsec.images.layer_store import check_tree
 from dsec.images.names import HOST
+from dsec.images.tools import Check
 from dsec.images.tree import tree_digest
 from dsec.model.built import Built, Note
 from dsec.model.checks import shown
@@ -149,8 +150,8 @@ class Sharing(SharingService):
                 await self._images.get(digest)
             async with self._carrier.unpacked(bundle, changes) as own:
 
-                def fill(upper: Path) -> None:
-                    copy_layer(own.path, upper)
+                def fill(upper: Path, check: Check) -> None:
+                    copy_layer(own.path, upper, check=check)
                     check_tree(
                         changes, tree_digest(upper)
                     )  # whoever asked may have gone, and the tree with him

@@ -91,7 +91,9 @@ class Pool:
         kind.spec = spec
         forgotten = self.kinds.excess()
         if forgotten is not None:
+            forgotten.warm = forgotten.target = 0  # nobody waits for more of it
             self.stock.empty(forgotten)
+            self._wake()
         return kind
 
     def claimed(self, sandbox: SandboxId) -> Ready | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from dsec.node.lifecycle import Lifecycle
 from dsec.node.work import ignore, settled
 from dsec.ports.engine import Arrivals, Changes, SnapshotService
 from dsec.ports.journal import SnapshotRecords
-from dsec.ports.storage import Snapshots
+from dsec.ports.storage import Fill, Snapshots
 
 TAKE: Final = "sandbox.snapshot"
 REMOVE: Final = "snapshot.remove"
@@ -245,9 +245,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
 
     # Taking in what was taken elsewhere
 
-    async def adopt(
-        self, spec: SandboxSpec, kind: SnapshotKind, fill: Callable[[Path], None], size: int
-    ) -> SnapshotInfo:
+    async def adopt(self, spec: SandboxSpec, kind: SnapshotKind, fill: Fill, size: int) -> SnapshotInfo:
         """See :class:`~dsec.ports.engine.Arrivals`. What was put and not recorded is removed by the next engine."""
         if self._store is None:
             raise Unsupported(
@@ -257,7 +255,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
         return await settled(self._kit.work.start(self._adopt(self._store, spec, kind, fill, size)), ignore)
 
     async def _adopt(
-        self, store: Snapshots, spec: SandboxSpec, kind: SnapshotKind, fill: Callable[[Path], None], size: int
+        self, store: Snapshots, spec: SandboxSpec, kind: SnapshotKind, fill: Fill, size: int
     ) -> SnapshotInfo:
         info = SnapshotInfo(
             id=new_snapshot_id(),
@@ -297,12 +295,17 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
             return
         handle = await self._kit.table.present(SandboxId(of))
         store, origin = self._stored(handle.info), new_snapshot_id()
+        copying = self._kit.work.start(self._copy(handle, store, origin))
         try:
-            await self._copy(handle, store, origin)
+            await settled(copying, ignore)
             yield store.changes(origin)
-        finally:
-            with suppress(CleanupFailed):  # the next engine finds it
-                await store.drop(origin)
+        finally:  # however it was left: whoever looks may have been cancelled, while it was copied even
+            await settled(self._kit.work.start(self._give_back(copying, store, origin)), ignore)
+
+    async def _give_back(self, copying: asyncio.Task[float], store: Snapshots, origin: SnapshotId) -> None:
+        await asyncio.wait([copying])
+        with suppress(CleanupFailed):  # the next engine finds it
+            await store.drop(origin)
 
     # Removing
 

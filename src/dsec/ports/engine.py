@@ -25,6 +25,7 @@ from dsec.model.pool import PoolInfo
 from dsec.model.sandbox import Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
 from dsec.model.volumes import VolumeInfo
+from dsec.ports.storage import Fill
 
 
 class SandboxService(ABC):
@@ -137,9 +138,7 @@ class Arrivals(ABC):
     """Snapshots that were not taken here."""
 
     @abstractmethod
-    async def adopt(
-        self, spec: SandboxSpec, kind: SnapshotKind, fill: Callable[[Path], None], size: int
-    ) -> SnapshotInfo:
+    async def adopt(self, spec: SandboxSpec, kind: SnapshotKind, fill: Fill, size: int) -> SnapshotInfo:
         """A new snapshot, whole and durable when this returns, as of a sandbox of that specification that nobody knows.
 
         Args:
@@ -170,7 +169,7 @@ class VolumeService(ABC):
         """Make an empty one, which may come to hold ``size_mib``.
 
         Raises:
-            Conflict: the project has one of that name. Busy: the engine holds its maximum. Unsupported: no level here has volumes. StorageFull.
+            Conflict: the project has one of that name. Unsupported: no level here has volumes. StorageFull, also when the engine holds its maximum.
         """
 
     @abstractmethod

@@ -132,6 +132,10 @@ class Layers(ABC):
         """Stop background work and release the mount; layers stay when the store is durable."""
 
 
+Fill = Callable[[Path, Callable[[], None]], None]
+"""Fills an empty directory; calls what it is given again and again, and lets through what that raises: then nobody wants it any more."""
+
+
 class Snapshots(ABC):
     """Writable layers as they were at one moment: read-only, sharing what they hold with the layer they were taken of."""
 
@@ -148,7 +152,7 @@ class Snapshots(ABC):
         """
 
     @abstractmethod
-    async def put(self, snapshot: SnapshotId, fill: Callable[[Path], None], size: int) -> None:
+    async def put(self, snapshot: SnapshotId, fill: Fill, size: int) -> None:
         """Keep what ``fill`` writes into an empty directory, as an overlay keeps it; in a thread. It takes ``size`` bytes at most, and some for names.
 
         Raises:

@@ -86,6 +86,8 @@ class BtrfsLayers(Layers):
             origin=self._origin,
             retire=self._worker.retire,
             need_room=partial(self._room.need, 0),
+            need_all=self._room.need_all,
+            closing=lambda: self._closed,
         )
         self.volumes = BtrfsVolumes(
             pool.directory,

@@ -39,6 +39,21 @@ class Room:
                 asked=asked,
             )
 
+    def need_all(self, asked: int) -> None:
+        """For something that takes ``asked`` bytes for certain.  Raises: StorageFull: the reserve would be touched."""
+        free, size = self._space()
+        reserve = max(_RESERVE_LEAST, size // _RESERVE_SHARE)
+        if free - asked < reserve:
+            raise StorageFull(
+                f"the pool of writable layers has no room for {asked:,} bytes: {free:,} of {size:,} are free, and the last "
+                f"{reserve:,} are kept for sandboxes that run",
+                hint="destroy sandboxes or snapshots, or make the pool larger (pool_bytes)",
+                free=free,
+                size=size,
+                reserve=reserve,
+                asked=asked,
+            )
+
     def need_least(self) -> None:
         """For what takes the place of something, which is free only when the new is there.  Raises: StorageFull."""
         free, size = self._space()

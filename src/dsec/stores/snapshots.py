@@ -9,14 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from anyio import CapacityLimiter, to_thread
+
 from dsec.errors import CleanupFailed, Conflict, NotFound, StorageFull
 from dsec.model.ids import SandboxId, SnapshotId, parse_snapshot_id
-from dsec.ports.storage import Snapshots
+from dsec.ports.storage import Fill, Snapshots
 from dsec.stores import btrfs
 
 T = TypeVar("T")
 
 PREFIX: Final = "sn-"
+_COPIERS: Final = 2  # snapshots from elsewhere that are written at once
 _MOST: Final = 10_000  # snapshots in one pool
 _OVERHEAD: Final = 2**30  # bytes that names, small files and attributes of one may take besides
 
@@ -36,7 +39,8 @@ class BtrfsSnapshots(Snapshots):
         run: see :class:`Threads`.
         origin: name of the subvolume that is a sandbox's layer.  Raises: NotFound.
         retire: told of every subvolume that was destroyed: its blocks are freed later, its quota group after that.
-        need_room: asked before one is taken.  Raises: StorageFull.
+        need_room: asked before one is taken; need_all: for one that takes so many bytes.  Raises: StorageFull.
+        closing: whether the pool is being closed.
     """
 
     def __init__(
@@ -47,12 +51,17 @@ class BtrfsSnapshots(Snapshots):
         origin: Callable[[SandboxId], str],
         retire: Callable[[int], None],
         need_room: Callable[[], None],
+        need_all: Callable[[int], None],
+        closing: Callable[[], bool],
     ) -> None:
         self._directory = directory
         self._run = run
         self._origin = origin
         self._retire = retire
         self._need_room = need_room
+        self._need_all = need_all
+        self._closing = closing
+        self._copiers = CapacityLimiter(_COPIERS)
         self._names: set[SnapshotId] = set()
 
     def found(self, name: str) -> None:
@@ -86,16 +95,29 @@ class BtrfsSnapshots(Snapshots):
         )
         self._names.add(snapshot)
 
-    async def put(self, snapshot: SnapshotId, fill: Callable[[Path], None], size: int) -> None:
-        """See :class:`~dsec.ports.storage.Snapshots`."""
-        self._check_number()
-        self._need_room()
-        self._names.add(
-            self._new(snapshot)
-        )  # what is half-made is dropped by whoever asked, or by the next engine
-        await self._run(partial(self._translated, partial(self._put, snapshot, fill, size)))
+    async def put(self, snapshot: SnapshotId, fill: Fill, size: int) -> None:
+        """See :class:`~dsec.ports.storage.Snapshots`.
 
-    def _put(self, snapshot: SnapshotId, fill: Callable[[Path], None], size: int) -> None:
+        Filling may take minutes, so it takes none of the threads that sandboxes wait for.
+        """
+        self._check_number()
+        self._need_all(size)
+        # What is half-made is dropped by whoever asked, or by the next engine.
+        self._names.add(self._new(snapshot))
+        inside = await self._run(partial(self._translated, partial(self._empty, snapshot, size)))
+        try:
+            filling = partial(fill, Path(f"/proc/self/fd/{inside}/upper"), self._check_open)
+            await to_thread.run_sync(partial(self._translated, filling), limiter=self._copiers)
+            await self._run(partial(self._translated, partial(self._seal, inside)))
+        finally:
+            os.close(inside)
+
+    def _check_open(self) -> None:
+        if self._closing():
+            raise Conflict("the store of layers is closed")
+
+    def _empty(self, snapshot: SnapshotId, size: int) -> int:
+        """A writable subvolume with an empty directory, opened."""
         btrfs.create_subvolume(self._directory, snapshot)
         inside = os.open(
             snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory
@@ -105,11 +127,14 @@ class BtrfsSnapshots(Snapshots):
             for name in ("upper", "work"):
                 os.mkdir(name, dir_fd=inside)
                 os.chmod(name, 0o755, dir_fd=inside)  # noqa: S103 - a root directory, whatever the umask
-            fill(Path(f"/proc/self/fd/{inside}/upper"))
-            os.fsync(inside)
-            btrfs.seal(inside)
-        finally:
+        except BaseException:
             os.close(inside)
+            raise
+        return inside
+
+    def _seal(self, inside: int) -> None:
+        os.fsync(inside)
+        btrfs.seal(inside)
 
     def _check_number(self) -> None:
         """Raises: StorageFull."""
@@ -161,9 +186,9 @@ class BtrfsSnapshots(Snapshots):
         """See :class:`~dsec.ports.storage.Snapshots`."""
         return tuple(sorted(self._names))
 
-    def _translated(self, work: Callable[[], None]) -> None:
+    def _translated(self, work: Callable[[], T]) -> T:
         try:
-            work()
+            return work()
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final
 
-from dsec.errors import Busy, Conflict, DsecError, NotFound, StoreDamaged
+from dsec.errors import Conflict, DsecError, NotFound, StorageFull, StoreDamaged
 from dsec.model.ids import parse_volume_id
 from dsec.model.journal import Draft
 from dsec.model.volumes import MOST_VOLUMES, VolumeInfo, check_project, check_size_mib, check_volume_name
@@ -100,9 +100,9 @@ def volume_exists(project: str, name: str) -> Conflict:
     )
 
 
-def too_many(most: int) -> Busy:
+def too_many(most: int) -> StorageFull:
     """The answer when the bound is reached."""
-    return Busy(f"the engine holds {most} volumes, its maximum", hint="remove some", volumes=most)
+    return StorageFull(f"the engine holds {most} volumes, its maximum", hint="remove some", volumes=most)
 
 
 def _info_of(row: tuple[Any, ...]) -> VolumeInfo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from anyio import to_thread
@@ -12,7 +11,7 @@ from dsec.model.ids import SandboxId, SnapshotId
 from dsec.model.journal import Draft
 from dsec.model.snapshots import SnapshotInfo
 from dsec.ports.journal import Journal, SnapshotRecords
-from dsec.ports.storage import Snapshots
+from dsec.ports.storage import Fill, Snapshots
 
 
 class MemorySnapshots(SnapshotRecords):
@@ -54,8 +53,10 @@ class FakeSnapshots(Snapshots):
         self.taken: dict[SnapshotId, SandboxId] = {}
 
     def changes(self, snapshot: SnapshotId) -> Path:
-        """There are no files."""
-        raise NotFound(f"there is no snapshot {snapshot}", snapshot=snapshot)
+        """A path where nothing is."""
+        if snapshot not in self.taken:
+            raise NotFound(f"there is no snapshot {snapshot}", snapshot=snapshot)
+        return Path("/nonexistent")
 
     async def settle(self) -> None:
         """Nothing is ever dirty."""
@@ -65,11 +66,11 @@ class FakeSnapshots(Snapshots):
             raise StorageFull("the pool of writable layers is full", hint="make room")
         self.taken[snapshot] = sandbox
 
-    async def put(self, snapshot: SnapshotId, fill: Callable[[Path], None], size: int) -> None:
+    async def put(self, snapshot: SnapshotId, fill: Fill, size: int) -> None:
         if self.full:
             raise StorageFull("the pool of writable layers is full", hint="make room")
         self.taken[snapshot] = SandboxId("")
-        await to_thread.run_sync(fill, Path("/nonexistent"))
+        await to_thread.run_sync(fill, Path("/nonexistent"), lambda: None)
 
     async def secure(self) -> None:
         """As durable as memory is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dsec.errors import Busy, CleanupFailed, Conflict, NotFound, StorageFull
+from dsec.errors import CleanupFailed, Conflict, NotFound, StorageFull
 from dsec.model.ids import VolumeId
 from dsec.model.journal import Draft
 from dsec.model.volumes import MOST_VOLUMES, VolumeInfo
@@ -22,7 +22,7 @@ class MemoryVolumes(VolumeRecords):
 
     async def keep(self, info: VolumeInfo, draft: Draft) -> None:
         if len(self._rows) >= self._most:
-            raise Busy(f"the engine holds {self._most} volumes, its maximum")
+            raise StorageFull(f"the engine holds {self._most} volumes, its maximum")
         if (info.project, info.name) in self._rows:
             raise Conflict(f"volume {info.name!r} exists already in project {info.project!r}")
         await self._journal.append(draft)

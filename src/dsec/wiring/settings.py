@@ -109,13 +109,13 @@ def _check_host_paths(paths: object) -> None:
         local_path("settings.host_paths", path)
 
 
-def host_paths_of(text: str) -> tuple[Path, ...] | None:
-    """What ``$DSEC_HOST_PATHS`` says: absolute paths with colons between them; None: it says nothing.
+def host_paths_of(text: str | None) -> tuple[Path, ...] | None:
+    """What ``$DSEC_HOST_PATHS`` says: absolute paths with colons between them, none of them when it is empty; None: it is not set.
 
     Raises:
         BadRequest: one of them is no absolute path.
     """
-    if not text:
+    if text is None:
         return None
     paths = tuple([Path(part) for part in text.split(os.pathsep) if part])
     _check_host_paths(paths)

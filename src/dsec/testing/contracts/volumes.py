@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsec.errors import Busy, Conflict, NotFound
+from dsec.errors import Conflict, NotFound, StorageFull
 from dsec.model.ids import new_volume_id
 from dsec.model.journal import Draft, Phase
 from dsec.model.volumes import VolumeInfo
@@ -71,7 +71,7 @@ class VolumesContract:
     async def test_full_is_said_at_once(self, records: VolumeRecords, journal: Journal) -> None:
         for number in range(MOST):
             await records.keep(volume(f"v{number}", f"p{number % 2}"), note())
-        with pytest.raises(Busy, match=str(MOST)):
+        with pytest.raises(StorageFull, match=str(MOST)):
             await records.keep(volume("more"), note("more"))
         assert "more" not in [one.ref for one in await journal.latest("engine", "test.volume")]
         await records.forget("p0", "v0", note())
