@@ -40,7 +40,7 @@ from dsec.stores import mounts
 from dsec.stores.journal import SqliteStore
 from dsec.stores.keeper import Pace
 from dsec.wiring.levels import LEVELS, Parts, Refused
-from dsec.wiring.settings import Home, Settings, default_home
+from dsec.wiring.settings import Home, Settings
 from dsec.wiring.state import JOURNAL, KEY, KEYS, StateDirectory, durable_state, private_state
 
 
@@ -60,7 +60,7 @@ def templates_of(store: Path) -> Path:
 
 def image_store(settings: Settings) -> ImageStore:
     """The one that an engine with these settings has."""
-    root = settings.images or default_home() / "store"
+    root = settings.store
     return ImageStore(root, progress=settings.progress or silent, budget=settings.images_bytes)
 
 
@@ -71,7 +71,7 @@ def image_service(settings: Settings) -> ImageService:
 
 def _images(state: StateDirectory, settings: Settings) -> Images:
     """A private engine needs no hold on what it has mounted; a durable one mounts its images again after a restart."""
-    root = settings.images or default_home() / "store"
+    root = settings.store
     images = image_store(settings)
     return HeldImages(images, root, owner=state.tag, home=state.path) if state.durable else images
 
@@ -85,7 +85,7 @@ async def _release(images: HeldImages, store: SqliteStore) -> None:
 
 
 def _templates(settings: Settings, place: Workplace) -> Templates:
-    root = settings.images or default_home() / "store"
+    root = settings.store
     images, built = image_store(settings), templates_of(root)
     layering = Layering(
         images,
@@ -101,7 +101,7 @@ def _templates(settings: Settings, place: Workplace) -> Templates:
 
 def _sharing(settings: Settings, images: Images, place: Workplace) -> Sharing:
     store = image_store(settings)
-    root = settings.images or default_home() / "store"
+    root = settings.store
     return Sharing(images, store, _look, Carrier(root), TemplateStore(templates_of(root)), place)
 
 

@@ -24,7 +24,7 @@ from dsec.model.sandbox import Flag, Level, Problem
 from dsec.runtimes import probe
 from dsec.stores.probe import storage_layers
 from dsec.wiring.engines import AsyncDsec, templates_of
-from dsec.wiring.settings import Settings, default_home, programs
+from dsec.wiring.settings import Settings, programs
 from dsec.wiring.state import sweep
 
 _WHEELS_KEPT: Final = 4 * 2**30  # bytes of the wheels that were used last
@@ -37,7 +37,7 @@ def examine() -> Report:
         *probe.kernel_layers(),
         *storage_layers(),
         _native_programs(),
-        *image_layers(default_home() / "store"),
+        *image_layers(Settings().store),
     ]
     return Report(kernel=os.uname().release, layers=tuple(layers), levels=asyncio.run(_try_levels()))
 
@@ -92,7 +92,7 @@ async def collect(home: Path, budget: int | None = None) -> Collected:
         Conflict: another process owns ``home``.
     """
     removed = await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
-    store = default_home() / "store"
+    store = Settings().store
     removed += await asyncio.to_thread(partial(images_gc.collect, store, budget=budget))
     await asyncio.to_thread(WheelCache(templates_of(store) / "wheels").prune, _WHEELS_KEPT)
     problems: tuple[Problem, ...] = ()

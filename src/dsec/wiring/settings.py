@@ -62,6 +62,11 @@ class Settings:
     progress: Progress | None = None
     wait: float = 10.0
 
+    @property
+    def store(self) -> Path:
+        """Where the image store is."""
+        return self.images or default_home() / "store"
+
     def __post_init__(self) -> None:
         for name in ("home", "images"):
             value = getattr(self, name)
