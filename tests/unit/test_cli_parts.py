@@ -107,8 +107,33 @@ def test_a_home_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_long_messages_are_cut(capfd: pytest.CaptureFixture[str]) -> None:
     output.complain("x" * 100_000 + "end", "h" * 100_000)
     said = capfd.readouterr().err
-    assert len(said) < 3000
+    assert len(said) < 5000
     assert "end\n" in said
+
+
+def test_every_line_of_a_message_is_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    output.complain("a.yaml: 2 errors\n  line 1: \x1b[2J\n\n\tend\r\n", "write\n  x = 1")
+    assert capfd.readouterr().err.split("\n") == [
+        "dsec: a.yaml: 2 errors",
+        "        line 1: \\x1b[2J",
+        "",
+        "              end",
+        "      hint: write",
+        "              x = 1",
+        "",
+    ]
+
+
+def test_what_is_left_out_of_many_lines_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    output.complain("\n".join(f"line {number} {'of some words ' * 8}" for number in range(150)))
+    said = capfd.readouterr().err
+    assert all(f" line {number} " in said for number in range(150))
+    output.complain("\n".join(f"line {number}" for number in range(1000)))
+    lines = capfd.readouterr().err.splitlines()
+    assert (lines[0], lines[-1].strip(), len(lines)) == ("dsec: line 0", "line 999", 201)
+    assert "      ... (800 lines are left out) ..." in lines
+    output.complain("\n".join(["x" * 1500] * 1000))
+    assert len(capfd.readouterr().err) < 25_000
 
 
 def test_a_failing_stream_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,10 @@ STDERR: Final = 2
 _GAP: Final = "  "
 _WRITE: Final = 1 << 16
 _STREAMS: Final = {STDOUT: "standard output", STDERR: "standard error"}
-_SHOWN: Final = 1000  # characters of a message: what it quotes may be of any size
+# Of a message: what it quotes may be of any size.
+_LINES: Final = 100  # the first ones, and as many of the last
+_SHOWN: Final = 10_000  # characters of these
+_LINE: Final = 2000  # characters of one
 
 
 def is_tty(fd: int) -> bool:
@@ -120,10 +123,10 @@ def printable(text: str) -> str:
 
 
 def complain(message: str, hint: str = "") -> None:
-    """``dsec: message`` on standard error, the hint on a line of its own."""
-    lines = [f"dsec: {_short(printable(message))}"]
+    """``dsec: message`` on standard error, the hint below it. Further lines of either are indented."""
+    lines = _indented("dsec: ", message)
     if hint:
-        lines.append(f"      hint: {_short(printable(hint))}")
+        lines += _indented("      hint: ", hint)
     try:
         write_all(STDERR, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
     except OSError:
@@ -135,8 +138,34 @@ def note(message: str) -> None:
     complain(message)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}"
+def _indented(head: str, text: str) -> list[str]:
+    """The lines of a text, the first one behind ``head``: as many as a person reads; what is left out is counted."""
+    lines = text.expandtabs().replace("\r\n", "\n").rstrip("\n").split("\n")
+    begin = _within(lines)
+    end = _within(lines[len(begin) :][::-1])[::-1]
+    left = len(lines) - len(begin) - len(end)
+    first, *others = [*begin, *([f"... ({left} lines are left out) ..."] if left else []), *end]
+    return [f"{head}{first}", *(f"{' ' * len(head)}{line}".rstrip() for line in others)]
+
+
+def _within(lines: Sequence[str]) -> list[str]:
+    """The first of the lines, printable, within the bounds."""
+    shown: list[str] = []
+    room = _SHOWN
+    for line in lines[:_LINES]:
+        short = _short(printable(line))
+        room -= len(short)
+        if room < 0:
+            break
+        shown.append(short)
+    return shown
+
+
+def _short(line: str) -> str:
+    if len(line) <= _LINE:
+        return line
+    half = _LINE // 2
+    return f"{line[:half]} ... ({len(line) - 2 * half} characters) ... {line[-half:]}"
 
 
 def complain_of(error: DsecError, command: str = "") -> None:
