@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -13,9 +14,11 @@ import pytest
 
 from dsec import Dsec, Settings
 from dsec.control.template_store import TemplateStore, digest_of
+from dsec.images.attended import threaded
 from dsec.images.layer_copy import copy_layer, merge_layers
 from dsec.images.layer_store import LayerStore
 from dsec.images.store import ImageStore
+from dsec.images.tools import Check
 from dsec.model.built import Built
 from dsec.ports.storage import Image
 from dsec.stores.mounts import mount_detached, mount_image
@@ -100,6 +103,10 @@ rm -r /opt/new /var/log && mkdir /var/log && ls -A /var/log /opt
 """
 
 
+def _copied(upper: Path, tree: Path, check: Check) -> None:
+    copy_layer(upper, tree, check=check)
+
+
 def test_a_sandbox_sees_what_the_overlay_showed(store: Path, tmp_path: Path) -> None:
     base = anyio.run(ImageStore(store).get, "system")
     keep = LayerStore(store).keep
@@ -111,9 +118,12 @@ def test_a_sandbox_sees_what_the_overlay_showed(store: Path, tmp_path: Path) -> 
             upper.mkdir()
             with overlay(upper, below[::-1]) as root:
                 work(root)
-            images.append(anyio.run(keep, f"copy{number}", lambda tree, upper=upper: copy_layer(upper, tree)))
+            copying = threaded(partial(_copied, upper))
+            images.append(anyio.run(keep, f"copy{number}", copying))
             below.append(stack.enter_context(mounted(images[-1])))
-        merged = anyio.run(keep, "merged", lambda tree: merge_layers(below[1:], tree, below=below[:1]))
+        merged = anyio.run(
+            keep, "merged", threaded(lambda tree, _: merge_layers(below[1:], tree, below=below[:1]))
+        )
     publish(store, base, images[::-1], "two")
     publish(store, base, [merged], "one")
     with Dsec(settings=Settings(images=store, pool=0, pool_bytes=1 << 30)) as dsec:

@@ -19,10 +19,11 @@ import anyio
 import pytest
 
 from dsec.errors import TooLarge, Unsupported
+from dsec.images.attended import threaded
 from dsec.images.attributes import OPAQUE
-from dsec.images.entries import LATEST
 from dsec.images.layer_copy import copy_layer, merge_layers
 from dsec.images.layer_store import LayerStore
+from dsec.images.limits import LATEST
 from dsec.images.system import make_erofs, require_builder
 from dsec.images.tree import has_attributes, tree_digest
 from dsec.stores.mounts import mount_detached, mount_image
@@ -555,11 +556,13 @@ def test_the_store_keeps_both_kinds_of_layers(tmp_path: Path) -> None:
     with overlay((upper, base)) as root:
         wanted = view(root)
     store = LayerStore(tmp_path / "store")
-    copied = anyio.run(store.keep, "copied", lambda tree: copy_layer(upper, tree))
+    copied = anyio.run(store.keep, "copied", threaded(lambda tree, _: copy_layer(upper, tree)))
     descriptor = mount_image(copied.path)
     try:
         mounted = Path(f"/proc/self/fd/{descriptor}")
-        merged = anyio.run(store.keep, "merged", lambda tree: merge_layers([mounted], tree, below=[base]))
+        merged = anyio.run(
+            store.keep, "merged", threaded(lambda tree, _: merge_layers([mounted], tree, below=[base]))
+        )
         with overlay((mounted, base)) as root:
             assert view(root) == wanted
     finally:

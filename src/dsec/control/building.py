@@ -9,18 +9,21 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from anyio import CancelScope, to_thread
+from anyio import CancelScope
 
-from dsec.errors import BuildFailed, DsecError
+from dsec.errors import BadRequest, BuildFailed, DsecError
+from dsec.images.attended import attended
 from dsec.images.dependencies.install import WHEN, bytecode_command
 from dsec.images.dependencies.target import PythonTarget
+from dsec.images.entries import reached
 from dsec.images.layer_copy import copy_layer
 from dsec.model.execs import ExecRequest, ExecResult
 from dsec.model.ids import SandboxId
@@ -28,10 +31,10 @@ from dsec.model.sandbox import Level, Limits, SandboxSpec
 from dsec.model.template import Template
 from dsec.ports.engine import Workplace
 
-RECIPE: Final = "1"
+RECIPE: Final = "2"
 """Goes up when the same steps would be run otherwise."""
 SECONDS: Final = 1800.0
-"""For all steps of a build."""
+"""For all steps of a build together; and for making byte code."""
 ROOT: Final = "root"
 LABEL: Final = "dsec.build"
 NO_NETWORK: Final = (
@@ -39,6 +42,8 @@ NO_NETWORK: Final = (
 )
 LIMITS: Final = Limits(cpu_millis=8000, memory_mib=4096, pids=1024, disk_mib=8192, open_files=4096)
 _COMPILED: Final = (0, 1)  # 1: some files are not of its language
+_LOOK_SECONDS: Final = 60.0
+_CLOCK_GRAIN: Final = 10**9  # ns: the kernel dates files a little late
 _TOLD: Final = 2000  # characters of what a failed step said last
 _APT: Final = (
     *("apt-get", "-q", "-y", "-o", "Dpkg::Use-Pty=0", "-o", "APT::Sandbox::User=root"),
@@ -68,44 +73,58 @@ def steps_of(template: Template) -> tuple[Step, ...]:
 
 
 class Builder:
-    """Runs steps in build sandboxes, and keeps what they change.
+    """Runs steps in build sandboxes, and keeps what they change. Whoever is cancelled here leaves neither a sandbox nor a thread.
 
     Args:
-        place: the engine's own services.
+        place: the engine's own services. clock: seconds, monotonic. wall: ns since the epoch, as files are dated.
     """
 
-    def __init__(self, place: Workplace) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._place = place
+        self._clock = clock
+        self._wall = wall
 
-    async def run(self, spec: SandboxSpec, steps: Sequence[Step], tree: Path, *, latest: int) -> None:
+    async def run(
+        self, spec: SandboxSpec, steps: Sequence[Step], tree: Path, *, latest: int, workdir: str = ""
+    ) -> None:
         """Fill the empty directory ``tree`` with what the steps change of the images that ``spec`` names.
 
         Args:
-            latest: ns since the epoch: what is dated later gets this date, so that the time of the build does not show.
+            latest: ns since the epoch: what is dated later, or was written by the build, gets this date, so that the time of the build
+                does not show.
+            workdir: where commands must be able to run afterwards; "" = nothing is asked.
 
         Raises:
-            BuildFailed: a step did not succeed. As :meth:`~dsec.ports.engine.SandboxService.create` and
-            :func:`~dsec.images.layer_copy.copy_layer`.
+            BuildFailed: a step did not succeed, or all together took too long. BadRequest: there is no such ``workdir``.
+            As :meth:`~dsec.ports.engine.SandboxService.create` and :func:`~dsec.images.layer_copy.copy_layer`.
         """
+        begin, deadline = self._wall() - _CLOCK_GRAIN, self._clock() + SECONDS
         async with self._sandbox(_for_building(spec, latest)) as sandbox:
             for step in steps:
-                await self._step(sandbox, step)
+                await self._step(sandbox, step, deadline - self._clock())
+            if workdir:
+                await self._check_workdir(sandbox, workdir)
             async with self._place.changes.changes(sandbox) as changed:
-                await to_thread.run_sync(lambda: copy_layer(changed, tree, latest=latest))
-        await to_thread.run_sync(_clear_scratch, tree)
+                await attended(
+                    lambda check: copy_layer(changed, tree, latest=latest, since=begin, check=check)
+                )
+        await attended(lambda _: clear_scratch(tree))
 
-    async def compile(self, spec: SandboxSpec, target: PythonTarget, tree: Path) -> bool:
+    async def compile(self, spec: SandboxSpec, target: PythonTarget, tree: Path) -> None:
         """Fill the empty directory ``tree`` with the byte code of packages, made by the Python of the image itself.
 
-        False: that Python makes none. Nothing else that it may have written is kept.
+        It stays empty when that Python makes none. What else it may have written is in it too.
 
         Raises: BuildFailed: it did not end. As :meth:`run`.
         """
         async with self._sandbox(_for_building(spec, WHEN * 10**9)) as sandbox:
-            request = ExecRequest(
-                argv=tuple(map(os.fsencode, bytecode_command(target))), user=ROOT, timeout=SECONDS
-            )
-            result = await self._place.execs.run(sandbox, request)
+            result = await self._place.execs.run(sandbox, _request(bytecode_command(target), SECONDS))
             if result.timed_out or result.signal:
                 raise BuildFailed(
                     f"byte code of dependencies: {_outcome(result)}{_last_words(result)}",
@@ -114,10 +133,9 @@ class Builder:
                     exit_code=result.exit_code,
                 )
             if result.exit_code not in _COMPILED:
-                return False
+                return
             async with self._place.changes.changes(sandbox) as changed:
-                await to_thread.run_sync(lambda: copy_layer(changed, tree))
-        return True
+                await attended(lambda check: copy_layer(changed, tree, check=check))
 
     @asynccontextmanager
     async def _sandbox(self, spec: SandboxSpec) -> AsyncIterator[SandboxId]:
@@ -128,16 +146,45 @@ class Builder:
             with CancelScope(shield=True), suppress(DsecError):  # with the janitor
                 await self._place.sandboxes.destroy(info.id, reason="its build ended")
 
-    async def _step(self, sandbox: SandboxId, step: Step) -> None:
-        request = ExecRequest(argv=tuple(os.fsencode(word) for word in step.argv), user=ROOT, timeout=SECONDS)
-        result = await self._place.execs.run(sandbox, request)
+    async def _step(self, sandbox: SandboxId, step: Step, left: float) -> None:
+        """``left``: seconds for it, and for all that follow."""
+        if left <= 0:
+            raise _failed(step, f"no time was left for it: a build may take {SECONDS:g} s", None)
+        result = await self._place.execs.run(sandbox, _request(step.argv, left))
         if not result.ok:
-            raise BuildFailed(
-                f"{step.field}: {_outcome(result)}: {shlex.join(step.argv):.200}{_last_words(result)}",
-                hint=step.hint,
-                field=step.field,
-                exit_code=result.exit_code,
+            raise _failed(step, _outcome(result), result)
+
+    async def _check_workdir(self, sandbox: SandboxId, workdir: str) -> None:
+        """Asked inside, where the image's own links lead nowhere else.  Raises: BadRequest."""
+        result = await self._place.execs.run(
+            sandbox, _request(("/bin/sh", "-c", 'cd -- "$1"', "sh", workdir), _LOOK_SECONDS)
+        )
+        if not result.ok or _is_scratch(workdir):
+            raise BadRequest(
+                f"runtime.workdir: there is no directory {workdir}, neither in the base nor after runtime.setup",
+                hint="let a command of runtime.setup make it; nothing stays below /tmp, /var/tmp and /run",
+                field="runtime.workdir",
             )
+
+
+def _request(argv: Sequence[str], seconds: float) -> ExecRequest:
+    return ExecRequest(argv=tuple(os.fsencode(word) for word in argv), user=ROOT, timeout=seconds)
+
+
+def _failed(step: Step, outcome: str, result: ExecResult | None) -> BuildFailed:
+    """``result``: None when it was not begun."""
+    said = _last_words(result) if result is not None else ""
+    late = result is None or result.timed_out
+    return BuildFailed(
+        f"{step.field}: {outcome}: {shlex.join(step.argv):.200}{said}",
+        hint="let the build do less" if late else step.hint,
+        field=step.field,
+        exit_code=result.exit_code if result is not None else None,
+    )
+
+
+def _is_scratch(path: str) -> bool:
+    return any(path.startswith(f"/{name}/") for name in _SCRATCH)
 
 
 def _for_building(spec: SandboxSpec, latest: int) -> SandboxSpec:
@@ -164,7 +211,7 @@ def _for_building(spec: SandboxSpec, latest: int) -> SandboxSpec:
 
 def _outcome(result: ExecResult) -> str:
     if result.timed_out:
-        return f"it took longer than {SECONDS:g} s"
+        return f"it did not end within the {SECONDS:g} s that a build may take"
     if result.start_errno:
         return f"it could not be started ({os.strerror(result.start_errno)})"
     return f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
@@ -175,7 +222,7 @@ def _last_words(result: ExecResult) -> str:
     return f"\n{said}" if said else ""
 
 
-def _clear_scratch(tree: Path) -> None:
+def clear_scratch(tree: Path) -> None:
     """Take out what is below the places that are new for every run. The tree is a stranger's: no link is followed."""
     for name in _SCRATCH:
         descriptor = _folder(tree, name)
@@ -192,17 +239,11 @@ def _clear_scratch(tree: Path) -> None:
 
 def _folder(tree: Path, name: str) -> int | None:
     """A directory below the tree, reached through directories alone."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(tree, flags)
-    for part in name.split("/"):
-        try:
-            below = os.open(part, flags, dir_fd=descriptor)
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
-        descriptor = below
-    return descriptor
+    root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return reached(root, name.split("/"))
+    finally:
+        os.close(root)
 
 
 def _remove(name: str, directory: int) -> None:

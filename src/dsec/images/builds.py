@@ -7,12 +7,15 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
+import anyio
+
 from dsec.errors import Busy
+from dsec.images.attended import attended
 from dsec.images.disk import typed
 from dsec.images.tools import Check, unstoppable
 
@@ -22,8 +25,10 @@ _LOOK_SECONDS: Final = 0.05
 
 
 @contextmanager
-def locked(path: Path, *, seconds: float = _WAIT_SECONDS, check: Check = unstoppable) -> Iterator[None]:
-    """Alone among all processes. Blocking.
+def locked(
+    path: Path, *, seconds: float = _WAIT_SECONDS, check: Check = unstoppable, shared: bool = False
+) -> Iterator[None]:
+    """Alone among all processes, or ``shared``: together with others who share, and never with one who is alone. Blocking.
 
     Raises:
         Busy: another one has it, and does not end.
@@ -32,18 +37,39 @@ def locked(path: Path, *, seconds: float = _WAIT_SECONDS, check: Check = unstopp
     descriptor = open_lock(path)
     try:
         deadline = time.monotonic() + seconds
-        while not try_lock(descriptor):
+        while not try_lock(descriptor, shared=shared):
             if time.monotonic() > deadline:
-                raise Busy(
-                    f"another process has been building with {path} for {seconds:.0f} s",
-                    hint="try again later",
-                    seconds=seconds,
-                )
+                raise _held(path, seconds)
             check()
             time.sleep(_LOOK_SECONDS)
         yield
     finally:
         os.close(descriptor)
+
+
+@asynccontextmanager
+async def alone(path: Path, *, seconds: float = _WAIT_SECONDS) -> AsyncIterator[None]:
+    """As :func:`locked`, and no thread is held: neither by those that wait nor by the one that has it."""
+    opened: list[int] = []
+    try:
+        await attended(lambda _: opened.append(open_lock(path)))
+        deadline = time.monotonic() + seconds
+        while not try_lock(opened[0]):
+            if time.monotonic() > deadline:
+                raise _held(path, seconds)
+            await anyio.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def _held(path: Path, seconds: float) -> Busy:
+    return Busy(
+        f"another process has been building with {path} for {seconds:.0f} s",
+        hint="try again later",
+        seconds=seconds,
+    )
 
 
 @contextmanager
@@ -93,10 +119,10 @@ def open_lock(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Whether it is ours now."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -17,17 +17,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from dsec.errors import TooLarge
 from dsec.images import attributes
 from dsec.images.attributes import is_whiteout
-from dsec.images.entries import LATEST, copy_entry, dress, make_whiteout, open_folder
+from dsec.images.entries import NEVER, Dates, copy_entry, dress, make_whiteout, open_folder
+from dsec.images.limits import DEPTH, LATEST, PATH_BYTES
 from dsec.images.tools import Check, unstoppable
 from dsec.images.unpack import MAX_BYTES, MAX_ENTRIES
-
-MAX_DEPTH: Final = 200
-MAX_PATH_BYTES: Final = 3000
 
 Layers = Sequence[tuple[int, int]]
 """Of each layer a descriptor of its root, and one of the same directory in it."""
@@ -38,6 +35,7 @@ def copy_layer(
     tree: Path,
     *,
     latest: int | None = None,
+    since: int | None = None,
     max_bytes: int = MAX_BYTES,
     max_entries: int = MAX_ENTRIES,
     check: Check = unstoppable,
@@ -47,6 +45,7 @@ def copy_layer(
     Args:
         source: changed by nobody meanwhile.
         latest: ns since the epoch; what is dated later gets this date. None: dates are kept.
+        since: ns since the epoch; what is dated then or later gets the date ``latest`` too, should that lie in the future.
         max_bytes: of all files, holes counted: an image has none.
         check: called for each entry, and every few megabytes; what it raises ends the work.
 
@@ -56,7 +55,8 @@ def copy_layer(
             or the file system of ``tree`` cannot keep whiteouts.
         OSError.
     """
-    _copy((source,), tree, _Union(latest, max_bytes, max_entries, check))
+    dates = Dates(LATEST if latest is None else latest, NEVER if since is None else since)
+    _copy((source,), tree, _Union(dates, max_bytes, max_entries, check))
 
 
 def merge_layers(
@@ -77,7 +77,7 @@ def merge_layers(
 
     Raises: as :func:`copy_layer`.
     """
-    _copy(_downward(layers), tree, _Union(None, max_bytes, max_entries, check), _downward(below))
+    _copy(_downward(layers), tree, _Union(Dates(), max_bytes, max_entries, check), _downward(below))
 
 
 def _downward(layers: Sequence[Path]) -> tuple[Path, ...]:
@@ -131,8 +131,8 @@ class _Open:
 class _Union:
     """Writes what several directories are together."""
 
-    def __init__(self, latest: int | None, max_bytes: int, max_entries: int, check: Check) -> None:
-        self._latest = LATEST if latest is None else min(latest, LATEST)
+    def __init__(self, dates: Dates, max_bytes: int, max_entries: int, check: Check) -> None:
+        self._dates = dates
         self._max_bytes, self._max_entries = max_bytes, max_entries
         self._check = check
         self._bytes = self._entries = 0
@@ -158,7 +158,7 @@ class _Union:
         with ExitStack() as stack:
             top = _enter(stack, place.sources[0], place.way)
             found = replace(attributes.read(top), opaque=place.opaque)
-            dress(_enter(stack, self._root, place.way), os.fstat(top), found, self._latest)
+            dress(_enter(stack, self._root, place.way), os.fstat(top), found, self._dates)
 
     def _names(self, sources: Layers) -> list[tuple[str, Layers]]:
         """Every name with the layers that have it, in byte order."""
@@ -208,7 +208,7 @@ class _Union:
                 hint="remove what is not needed",
                 limit=self._max_bytes,
             )
-        copy_entry(name, source, target, self._latest, self._check)
+        copy_entry(name, source, target, self._dates, self._check)
         if info.st_nlink > 1:
             self._links[identity] = "/".join(way)
 
@@ -278,9 +278,9 @@ def _look(name: str, folder: int) -> os.stat_result | None:
 
 def _check_place(way: Sequence[str]) -> None:
     """Raises: TooLarge: no program that names it by its path could reach it."""
-    if len(way) > MAX_DEPTH or sum(len(os.fsencode(part)) + 1 for part in way) > MAX_PATH_BYTES:
+    if len(way) > DEPTH or sum(len(os.fsencode(part)) + 1 for part in way) > PATH_BYTES:
         raise TooLarge(
             f"an entry lies {len(way)} directories deep, or its path is too long",
-            hint=f"{MAX_DEPTH} directories and {MAX_PATH_BYTES} bytes at most",
+            hint=f"{DEPTH} directories and {PATH_BYTES} bytes at most",
             depth=len(way),
         )

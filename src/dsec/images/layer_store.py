@@ -2,72 +2,108 @@
 
 from __future__ import annotations
 
-import errno
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
-from dsec.errors import BadRequest, StorageFull, StoreDamaged
-from dsec.images.builds import locked, work_directory
+from dsec.errors import BadRequest, StoreDamaged
+from dsec.images.attended import Fill, Turns, attended, cancelled_once
+from dsec.images.builds import alone, locked, remove, work_directory
+from dsec.images.disk import typed
 from dsec.images.shelf import Shelf
 from dsec.images.system import make_erofs, require_builder
-from dsec.images.tools import Check, unstoppable
+from dsec.images.tools import Check
 from dsec.images.tree import has_attributes, tree_digest
 from dsec.ports.storage import Image
+
+AT_ONCE: Final = 4
+"""Layers that one store makes at a time; those beyond wait for their turn."""
+MOST: Final = 256
+"""Of those that make layers or wait: beyond, whoever asks is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tree that is an image file now, and stored nowhere yet."""
+
+    digest: str
+    file: Path
 
 
 class LayerStore:
     """Shares the directory of :class:`~dsec.images.store.ImageStore`.
 
+    Whoever waits here holds no thread, so that what is being made can have those that it needs.
+
     Args:
         root: of the store.
+        at_once, most: layers that are made, and callers that there may be, at a time.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, at_once: int = AT_ONCE, most: int = MOST) -> None:
         self._root = root
         self._shelf = Shelf(root)
+        self._turns = Turns(at_once, most)
 
-    async def keep(self, key: str, fill: Callable[[Path], None], *, check: Check = unstoppable) -> Image:
-        """The layer of that key, made by ``fill`` (in a thread, given an empty directory) when there is none yet.
+    async def keep(self, key: str, fill: Fill) -> Image:
+        """The layer of that key, made by ``fill`` when there is none yet.
 
-        Two who ask at once make it once. One that fails, or is killed, leaves nothing. Whiteouts and extended attributes are kept.
-
-        Args:
-            check: called again and again while this waits for another, and between the steps; what it raises ends the work.
-
-        Raises:
-            Unsupported: it cannot be made on this machine. StorageFull, StoreDamaged, Busy. What ``fill`` raises.
-        """
-        return await to_thread.run_sync(self._keep, key, fill, check)
-
-    async def adopt(self, digest: str, fill: Callable[[Path], None], *, check: Check = unstoppable) -> Image:
-        """The image of the tree with that digest, made here of what ``fill`` says is that tree, unless it is stored already.
+        Two who ask at once make it once. One that fails, is cancelled or killed leaves nothing: when this raises, ``fill`` has ended.
+        Whiteouts and extended attributes are kept.
 
         Raises:
-            BadRequest: it is another tree. As :meth:`keep`.
+            Unsupported: it cannot be made on this machine. StorageFull, StoreDamaged, Denied.
+            Busy: too many ask at once, or another process is at it and does not end. What ``fill`` raises, errors of the disk typed.
         """
-        return await to_thread.run_sync(self._adopt, digest, fill, check)
+        return await cancelled_once(self._keep(key, fill))
 
-    def _adopt(self, digest: str, fill: Callable[[Path], None], check: Check) -> Image:
-        self._shelf.prepare()
-        key = f"tree-{digest.removeprefix('sha256:')}"
-        with locked(self._root / "locks" / key, check=check):
-            with suppress(StoreDamaged):  # then it is made again
-                found = self._shelf.by_digest(digest, digest)
-                if found is not None:
-                    return found
-            return self._make(key, fill, check, wanted=digest)
+    async def adopt(self, trees: Mapping[str, Fill]) -> None:
+        """The images of the trees with these digests, made here of what is said to be those trees: all of them, or none.
 
-    def _keep(self, key: str, fill: Callable[[Path], None], check: Check) -> Image:
-        self._shelf.prepare()
-        found = self._find(key)
-        if found is not None:
-            return found
-        with locked(self._root / "locks" / key, check=check):
-            return self._find(key) or self._make(key, fill, check)
+        What is stored already is not made. They have no name: what nobody holds in the next minutes may be collected.
+
+        Raises:
+            BadRequest: one is another tree. As :meth:`keep`.
+        """
+        await cancelled_once(self._adopt(trees))
+
+    async def _keep(self, key: str, fill: Fill) -> Image:
+        with typed(self._root), self._turns.admitted():
+            await attended(lambda _: self._shelf.prepare())
+            found = await attended(lambda _: self._find(key))
+            if found is not None:
+                return found
+            async with alone(self._root / "locks" / key):
+                return await attended(lambda _: self._find(key)) or await self._make(key, fill)
+
+    async def _make(self, key: str, fill: Fill) -> Image:
+        async with self._turns.turn(), self._work() as work:
+            made = await self._made(work, fill)
+            return await attended(lambda _: self._publish(key, [made])[0])
+
+    async def _adopt(self, trees: Mapping[str, Fill]) -> None:
+        with typed(self._root), self._turns.admitted():
+            await attended(lambda _: self._shelf.prepare())
+            missing = [each for each in trees if not await attended(partial(self._has, each))]
+            if not missing:
+                return
+            async with self._turns.turn(), self._work() as work:
+                made = []
+                for number, digest in enumerate(missing):
+                    made.append(await self._made(work / str(number), trees[digest], wanted=digest))
+                await attended(lambda _: self._publish("", made))
+
+    def _has(self, digest: str, _: Check) -> bool:
+        """What is damaged is made again."""
+        with suppress(StoreDamaged):
+            return self._shelf.by_digest(digest, digest) is not None
+        return False
 
     def _find(self, key: str) -> Image | None:
         """None when there is none, or what there is was damaged: it is made again."""
@@ -76,24 +112,45 @@ class LayerStore:
             return self._shelf.load(key, key, meaning) if meaning is not None else None
         return None
 
-    def _make(self, key: str, fill: Callable[[Path], None], check: Check, *, wanted: str = "") -> Image:
-        tool = require_builder()
+    async def _made(self, work: Path, fill: Fill, *, wanted: str = "") -> _Made:
+        tree = work / "tree"
+        tool = await attended(lambda _: require_builder())
+        await attended(lambda _: _begin(work, tree))
+        await fill(tree)
+        return await attended(partial(self._written, tool, work, wanted))
+
+    def _written(self, tool: str, work: Path, wanted: str, check: Check) -> _Made:
+        tree, file = work / "tree", work / "image"
+        digest = tree_digest(tree, check=check)
+        check_tree(wanted or digest, digest)
+        make_erofs(
+            tool, tree, file, str(uuid.UUID(digest[7:39])), attributes=has_attributes(tree), check=check
+        )
+        check()
+        remove(tree)
+        return _Made(digest, file)
+
+    def _publish(self, key: str, made: list[_Made]) -> list[Image]:
+        with locked(self._root / "lock"):
+            return [
+                self._shelf.publish(key, key or each.digest, each.file, {"digest": each.digest})
+                for each in made
+            ]
+
+    @asynccontextmanager
+    async def _work(self) -> AsyncIterator[Path]:
+        """A directory that goes at the end, or with the process."""
+        stack = ExitStack()
         try:
-            with work_directory(self._root) as work:
-                tree, file = work / "tree", work / "image"
-                tree.mkdir(mode=0o755)
-                fill(tree)
-                check()
-                digest = tree_digest(tree)
-                check_tree(wanted or digest, digest)
-                check()
-                make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])), attributes=has_attributes(tree))
-                with locked(self._root / "lock"):
-                    return self._shelf.publish(key, key, file, {"digest": digest})
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull(f"no space for a layer in {self._root}", hint="free some") from error
-            raise
+            yield await attended(lambda _: stack.enter_context(work_directory(self._root)))
+        finally:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(stack.close)
+
+
+def _begin(work: Path, tree: Path) -> None:
+    work.mkdir(mode=0o700, exist_ok=True)
+    tree.mkdir(mode=0o755)
 
 
 def check_tree(wanted: str, found: str) -> None:

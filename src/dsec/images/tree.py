@@ -10,21 +10,27 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from dsec.images.tools import Check, unstoppable
+
 _FORMAT: Final = b"dsec tree 1\n"
 # A label of the machine that holds the tree, not a part of the tree.
 _FOREIGN_XATTRS: Final = frozenset({"security.selinux"})
 
 
-def tree_digest(root: Path) -> str:
+def tree_digest(root: Path, *, check: Check = unstoppable) -> str:
     """``sha256:…`` over every entry below ``root`` and ``root`` itself.
 
     Covered: path, type, mode, uid, gid, mtime, size, extended attributes, content or target. Not covered: inode numbers,
     the order on disk, access times, and which files are hard links of one another (a link counts as a file).
 
+    Args:
+        check: called for each entry; what it raises ends the work.
+
     Raises: OSError: something could not be read, or is a device (EINVAL): none but whiteouts (0:0) is kept in a tree.
     """
     digest = hashlib.sha256(_FORMAT)
     for path, info in _walk(root):
+        check()
         for part in _record(path.relative_to(root), path, info):
             digest.update(b"%d:" % len(part))
             digest.update(part)

@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from configparser import Error as EntryPointError
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, Literal
@@ -29,6 +30,8 @@ from dsec.images.dependencies.lock import Lock, Locked
 from dsec.images.dependencies.resolve import fetch
 from dsec.images.dependencies.target import PythonTarget
 from dsec.images.dependencies.wheel import UNREADABLE, broken, opened
+from dsec.images.entries import copy_content, reached
+from dsec.images.tools import Check, unstoppable
 
 RECIPE: Final = "1"
 """Goes up when this module would make a different tree from the same lock."""
@@ -65,6 +68,7 @@ def install(
     cache: WheelCache,
     index: Index | None = None,
     bounds: Bounds | None = None,
+    check: Check = unstoppable,
 ) -> Installed:
     """The lock's packages as files of its target below ``tree``; wheels that the cache lacks are fetched. Blocking.
 
@@ -73,6 +77,7 @@ def install(
 
     Args:
         tree: an empty directory, or one that is not there yet. Empty again after an error.
+        check: called again and again; what it raises ends the work.
 
     Raises:
         Conflict: the tree is not empty. StoreDamaged: a wheel is not the one of the lock.
@@ -80,11 +85,11 @@ def install(
         As :func:`~dsec.images.dependencies.resolve.fetch`. OSError.
     """
     bounds = bounds or Bounds()
-    fetch(lock, cache=cache, index=index, bounds=bounds)
+    fetch(lock, cache=cache, index=index, bounds=bounds, check=check)
     tree.mkdir(parents=True, exist_ok=True)
     if any(tree.iterdir()):
         raise Conflict(f"{tree} is not empty", hint="dependencies are installed into a tree of their own")
-    destination = _Destination(tree, lock.target, bounds)
+    destination = _Destination(tree, lock.target, bounds, check)
     try:
         for locked in lock.packages:
             requested = not set(lock.requirements).isdisjoint(locked.required_by)
@@ -113,33 +118,56 @@ def bytecode_command(target: PythonTarget) -> tuple[str, ...]:
     return (target.interpreter, "-I", "-B", *compile_all, target.packages)
 
 
-def take_bytecode(made: Path, tree: Path, target: PythonTarget) -> int:
-    """Move byte code of ``target``'s packages from one tree to another, for directories that are there; how many files.
+def take_bytecode(made: Path, tree: Path, target: PythonTarget, *, check: Check = unstoppable) -> int:
+    """Copy byte code of ``target``'s packages from one tree to another, for directories that are there; how many files.
 
-    What lies beside it stays behind. Neither tree may be changed meanwhile; no link is followed.
+    What lies beside it stays behind. ``made`` is what a stranger's program left: no link in either tree is followed, and of a file
+    nothing but its bytes is taken. Neither tree may be changed meanwhile.
 
     Raises: OSError.
     """
+    way = target.packages.strip("/").split("/")
     taken = 0
-    root = target.packages.lstrip("/")
-    for directory, _, files in os.walk(made / root):
-        place = tree / Path(directory).relative_to(made)
-        if place.name != _CACHE or not _is_folder(place.parent, tree):
-            continue
-        place.mkdir(mode=_PROGRAM, exist_ok=True)
-        for name in files:
-            source = Path(directory, name)
-            if name.endswith(".pyc") and stat.S_ISREG(source.lstat().st_mode):
-                source.rename(place / name)
-                taken += 1
+    with ExitStack() as stack:
+        source, goal = (_below(stack, each, way) for each in (made, tree))
+        if source is None or goal is None:
+            return 0
+        for path, _, names, folder in os.fwalk(".", dir_fd=source):
+            *parents, last = PurePosixPath(path).parts or (".",)
+            if last == _CACHE:
+                taken += _take(names, folder, goal, parents, check)
     return taken
 
 
-def _is_folder(path: Path, tree: Path) -> bool:
-    """Whether it is reached from ``tree`` through directories alone."""
-    return all(
-        each.is_dir() and not each.is_symlink() for each in (path, *path.parents) if each.is_relative_to(tree)
-    )
+def _below(stack: ExitStack, tree: Path, way: list[str]) -> int | None:
+    """A descriptor of the directory at that place of a tree, None when there is none."""
+    root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = reached(root, way)
+    finally:
+        os.close(root)
+    if found is not None:
+        stack.callback(os.close, found)
+    return found
+
+
+def _take(names: Iterable[str], source: int, packages: int, parents: list[str], check: Check) -> int:
+    """The byte code of one directory, to where its sources are."""
+    place = reached(packages, parents)
+    if place is None:
+        return 0
+    cache = None
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(_CACHE, _PROGRAM, dir_fd=place)
+        cache = reached(place, [_CACHE])
+        if cache is None:
+            return 0
+        return sum(name.endswith(".pyc") and copy_content(name, source, cache, check) for name in names)
+    finally:
+        os.close(place)
+        if cache is not None:
+            os.close(cache)
 
 
 def settle(tree: Path) -> None:
@@ -189,13 +217,14 @@ class _Source(WheelFile):
 class _Destination(WheelDestination):
     """Writes the files of wheels, one wheel after another, into their places of one target. Nothing is followed, nothing leaves them."""
 
-    def __init__(self, tree: Path, target: PythonTarget, bounds: Bounds) -> None:
+    def __init__(self, tree: Path, target: PythonTarget, bounds: Bounds, check: Check) -> None:
         self.files = 0
         self.bytes = 0
         self.clashes: list[tuple[str, str, str]] = []
         self._tree = tree
         self._target = target
         self._bounds = bounds
+        self._check = check
         self._owners: dict[str, tuple[str, str]] = {}
         self._wheel = ""
         self._package = ""
@@ -282,6 +311,7 @@ class _Destination(WheelDestination):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             for piece in content:
+                self._check()
                 size += len(piece)
                 self.bytes += len(piece)
                 if self.bytes > self._bounds.unpacked_bytes:

@@ -29,6 +29,7 @@ from dsec.errors import (
 from dsec.images.dependencies import pip_driver
 from dsec.images.dependencies.bounds import Bounds, Index
 from dsec.images.dependencies.target import PythonTarget
+from dsec.images.tools import Check, unstoppable
 
 _LAST_WORDS: Final = 1500  # characters of pip's own words in a message
 _LINE: Final = 10_000  # characters of a line of its log that are looked at
@@ -114,12 +115,13 @@ def download(
     index: Index,
     bounds: Bounds,
     constrained: bool = True,
+    check: Check = unstoppable,
 ) -> list[Path]:
     """``pip download`` of wheels for the target: the files, sorted. Runs no code of a package. Blocking.
 
     Args:
         arguments: what to download (``-r FILE`` and options). work: an empty directory of this run.
-        http: where pip keeps what it downloaded. constrained: whether this machine's constraints count.
+        http: where pip keeps what it downloaded. constrained: whether this machine's constraints count. check: as everywhere.
 
     Raises:
         BadRequest: no version satisfies a requirement, or two contradict one another. Unsupported: there are no wheels for the target.
@@ -150,7 +152,7 @@ def download(
         str(work / "found"),
     ]
     command += _for_target(target) + _from_index(index) + arguments
-    status = _run(command, environment, work, bounds)
+    status = _run(command, environment, work, bounds, check)
     refused = (work / "refused").read_text().split("\n") if (work / "refused").exists() else []
     for name in ("said", "log"):
         (work / name).touch()
@@ -199,7 +201,7 @@ def _environment(index: Index, work: Path) -> dict[str, str]:
     return kept | _FIXED | {"TMPDIR": str(work / "tmp")}
 
 
-def _run(command: list[str], environment: Mapping[str, str], work: Path, bounds: Bounds) -> int:
+def _run(command: list[str], environment: Mapping[str, str], work: Path, bounds: Bounds, check: Check) -> int:
     """Its exit status.  Raises: TimedOut, TooLarge: it is dead. OSError."""
     deadline = time.monotonic() + bounds.seconds
     with (work / "said").open("wb") as said:
@@ -218,6 +220,7 @@ def _run(command: list[str], environment: Mapping[str, str], work: Path, bounds:
             try:
                 return process.wait(max(0.0, min(left, _LOOK)))
             except subprocess.TimeoutExpired:
+                check()
                 _check_progress(work, left, bounds)
     finally:
         if process.poll() is None:

@@ -20,6 +20,7 @@ from dsec.images.dependencies.pip import download
 from dsec.images.dependencies.requirements import applies, floating, parse
 from dsec.images.dependencies.target import PythonTarget
 from dsec.images.dependencies.wheel import Described, broken, describe, opened
+from dsec.images.tools import Check, unstoppable
 
 
 def resolve(
@@ -30,6 +31,7 @@ def resolve(
     index: Index | None = None,
     bounds: Bounds | None = None,
     strict: bool = False,
+    check: Check = unstoppable,
 ) -> Lock:
     """Which wheels the requirements mean for the target; they are in the cache afterwards. Runs no code of a package. Blocking.
 
@@ -39,6 +41,7 @@ def resolve(
         requirements: PEP 508, without URLs; those whose markers exclude the target count for nothing.
         cache: where wheels are kept. index: where they come from; by default as pip is configured here.
         bounds: what it may take. strict: refuse requirements that are not pinned exactly.
+        check: called again and again; what it raises ends the work.
 
     Raises:
         BadRequest: a requirement cannot be read or satisfied, or two contradict one another; the message names it.
@@ -55,7 +58,13 @@ def resolve(
             lines = work / "requirements.txt"
             lines.write_text("".join(f"{_without_marker(each)}\n" for each in wanted))
             files = download(
-                ["-r", str(lines)], target, work=work, http=cache.http, index=index or Index(), bounds=bounds
+                ["-r", str(lines)],
+                target,
+                work=work,
+                http=cache.http,
+                index=index or Index(),
+                bounds=bounds,
+                check=check,
             )
             packages = _lock_files(files, wanted, target, bounds)
             for locked, path in zip(packages, sorted(files, key=_name), strict=True):
@@ -63,7 +72,14 @@ def resolve(
     return Lock(target=target, requirements=tuple(map(str, given)), packages=packages)
 
 
-def fetch(lock: Lock, *, cache: WheelCache, index: Index | None = None, bounds: Bounds | None = None) -> None:
+def fetch(
+    lock: Lock,
+    *,
+    cache: WheelCache,
+    index: Index | None = None,
+    bounds: Bounds | None = None,
+    check: Check = unstoppable,
+) -> None:
     """Bring the lock's wheels into the cache, each checked against its digest; those that are there are not fetched again. Blocking.
 
     Raises:
@@ -87,6 +103,7 @@ def fetch(lock: Lock, *, cache: WheelCache, index: Index | None = None, bounds: 
                 index=index or Index(),
                 bounds=bounds,
                 constrained=False,  # the lock has decided
+                check=check,
             )
             found = {_sha256(path): path for path in files}
             for each in missing:
