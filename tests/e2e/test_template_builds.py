@@ -136,7 +136,7 @@ def test_a_working_directory_may_be_made_by_the_set_up(dsec: Dsec) -> None:
 
 
 def test_dependencies_bring_their_byte_code(dsec: Dsec) -> None:
-    build(dsec, "compiled", "{dependencies: [greeter==1.0]}")
+    assert build(dsec, "compiled", "{dependencies: [greeter]}").packages == ("greeter==1.0",)
     script = "import greeter, os; print(os.path.exists(greeter.__cached__), greeter.WORD)"
     with dsec.sandboxes.create("compiled") as sandbox:
         assert sandbox.exec(["python3", "-c", script]).text == "True from a wheel\n"
@@ -148,15 +148,16 @@ def test_dependencies_bring_their_byte_code(dsec: Dsec) -> None:
 def test_a_snapshot_becomes_a_template(dsec: Dsec) -> None:
     build(dsec, "origin", '{env: {A: b}, setup: ["echo one > /etc/one"]}')
     with dsec.sandboxes.create("origin") as sandbox:
-        sandbox.exec("echo two > /etc/two; rm /etc/one; mkdir /opt/d; mkfifo /opt/d/pipe", user="root")
+        sandbox.exec("echo two > /etc/two; rm /etc/one; mkdir /opt/d; mkfifo /opt/d/pipe; echo token > /tmp/token", user="root")
         snapshot = sandbox.snapshot()
         sandbox.exec("echo later > /etc/later", user="root")
     built = dsec.templates.promote(snapshot, "grown", tag="v1")
     assert dsec.templates.promote(snapshot, "grown", tag="v1").digest == built.digest
+    assert built.origin == snapshot.id
     dsec.snapshots.remove(snapshot.id)
     with dsec.sandboxes.create("grown:v1") as run:
         assert (
-            run.exec("cat /etc/two; ls /etc/one /etc/later; test -p /opt/d/pipe && echo $A").text
+            run.exec("cat /etc/two; ls /etc/one /etc/later /tmp/token; test -p /opt/d/pipe && echo $A").text
             == "two\nb\n"
         )
         assert run.info.spec.template == built.reference
@@ -247,6 +248,8 @@ def test_a_level_without_images_is_not_given_a_template_that_needs_one(dsec: Dse
     ):
         with pytest.raises(BadRequest, match="level 'process'"):
             build(dsec, "lowered", runtime)
+    with pytest.raises(BadRequest, match=r"runtime\.user"):
+        build(dsec, "nobody", "{user: bob}")
     build(dsec, "needs", "{dependencies: [greeter==1.0]}")
     with pytest.raises(Unsupported, match="level 'process'"):
         dsec.sandboxes.create("needs", level="process")

@@ -55,6 +55,8 @@ BUILT: Final = {
     "base_digest": "of its tree",
     "layers": "digests over the base, topmost first",
     "lock": "digest of the lock of its dependencies, or empty",
+    "packages": "list of `name==version`: what the lock holds",
+    "origin": "snapshot that it was made of, or empty",
     "built_at": "seconds since the epoch",
     "floating": "list of `{field, line, text, why}`: dependencies that are not pinned",
     "unenforced": "the same: what is declared and not enforced",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ import typer
 from dsec.cli import options as opt
 from dsec.cli.output import moment, note, printable, put, put_json, put_table
 from dsec.cli.session import Signals, conduct, durable
+from dsec.client.aio import AsyncDsec
+from dsec.errors import NotFound, StoreDamaged
 from dsec.model.built import Built, Note, Tagged
 from dsec.templates.dump import canonical, to_yaml
 
@@ -33,6 +36,8 @@ def built_json(built: Built) -> dict[str, object]:
         "base_digest": built.base_digest,
         "layers": built.layers,
         "lock": built.lock,
+        "packages": built.packages,
+        "origin": built.origin,
         "built_at": built.built_at,
         "floating": built.floating,
         "unenforced": built.unenforced,
@@ -205,6 +210,8 @@ def history(
         del signals
         async with durable() as engine:
             found = await engine.templates.history(name)
+        if not found:
+            raise _nothing(name)
         if as_json:
             put_json([tag_json(each) for each in found])
         else:
@@ -232,13 +239,17 @@ def show(reference: Reference, as_json: opt.AsJson = False) -> None:
         del signals
         async with durable() as engine:
             built = await engine.templates.get(reference)
-        _tell("floats", built.floating)
-        _tell("declared, not enforced", built.unenforced)
         if as_json:
             put_json(built_json(built))
         else:
+            _tell("floats", built.floating)
+            _tell("declared, not enforced", built.unenforced)
             layers = "".join(f"#   {each}\n" for each in (*built.layers, built.base_digest))
             put(f"# {built.reference}\n# base {printable(built.base)}, layers, topmost first:\n{layers}")
+            if built.origin:
+                put(f"# made of snapshot {built.origin}: what the template says was so before\n")
+            if built.packages:
+                put("# packages, as they are locked:\n" + "".join(f"#   {each}\n" for each in built.packages))
             put(to_yaml(built.template))
         return 0
 
@@ -360,7 +371,26 @@ def rm(
         del signals
         async with durable() as engine:
             for each in references:
-                await engine.templates.remove(each)
+                await _remove(engine, each)
         return 0
 
     conduct(work)
+
+
+async def _remove(engine: AsyncDsec, reference: str) -> None:
+    """Raises: NotFound: there is no such tag, and nothing is done. BadRequest."""
+    name, _, tag = reference.partition(":")
+    there = True
+    with suppress(StoreDamaged):  # removing may mend that
+        there = any(
+            (each.name, each.tag) == (name, tag or "latest") for each in await engine.templates.list()
+        )
+    await engine.templates.remove(reference)
+    if not there:
+        raise _nothing(reference)
+
+
+def _nothing(reference: str) -> NotFound:
+    return NotFound(
+        f"there is no template {reference!r:.200}", hint="`dsec template ls` shows those that were built"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, suppress
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from anyio import to_thread
 
-from dsec.control.template_store import TemplateStore, check_tag, from_json, made_of, owner_of, to_json
-from dsec.control.templates import Holder
-from dsec.errors import BadRequest, DsecError, NotFound, StoreDamaged, Unsupported
+from dsec.control.template_store import TemplateStore, check_tag, from_json, made_of, to_json
+from dsec.errors import BadRequest, DsecError, Unsupported
 from dsec.images.bundle import Bundle
 from dsec.images.carrier import Carrier
 from dsec.images.layer_copy import copy_layer
@@ -49,21 +48,22 @@ class Sharing(SharingService):
 
     Args:
         images: of the engine: what it asks for there is held as long as it is needed.
-        holder: the same store, keeping what templates are built upon. look: the tree of an image, to be read.
-        carrier: carries trees. store: where built templates are kept. place: whose snapshots.
+        look: the tree of an image, to be read. carrier: carries trees.
+        store: where built templates are kept, with their images. place: whose snapshots.
+        tidy: called when something came in: there are more images now.
     """
 
     def __init__(
         self,
         images: Images,
-        holder: Holder,
         look: Look,
         carrier: Carrier,
         store: TemplateStore,
         place: Workplace,
+        tidy: Callable[[], None],
     ) -> None:
         self._images = images
-        self._holder = holder
+        self._tidy = tidy
         self._look = look
         self._carrier = carrier
         self._store = store
@@ -83,29 +83,10 @@ class Sharing(SharingService):
         async with self._carrier.arrived(TEMPLATE, file) as bundle:
             built = _built(bundle)
             check_tag(built.template.name, tag)
-            known = await self._is_known(built)
-            try:
-                for digest in _images_of(built):
-                    await self._carrier.image(bundle, digest)
-                for digest in _images_of(built):  # at last: whoever is killed before has held nothing
-                    await self._holder.hold(digest, owner_of(built.digest))
-                await to_thread.run_sync(self._store.put, built, tag)
-            except BaseException:
-                if not known:
-                    await self._let_go(built)
-                raise
+            await self._carrier.images(bundle, (built.base_digest, *built.layers))
+            await to_thread.run_sync(self._store.put, built, tag)
+        await to_thread.run_sync(self._tidy)
         return await to_thread.run_sync(self._store.find, built.reference)
-
-    async def _is_known(self, built: Built) -> bool:
-        with suppress(NotFound, StoreDamaged):
-            await to_thread.run_sync(self._store.find, built.reference)
-            return True
-        return False
-
-    async def _let_go(self, built: Built) -> None:
-        with suppress(DsecError):  # held in vain then: space, no harm
-            for digest in _images_of(built):
-                await self._holder.release(digest, owner_of(built.digest))
 
     async def _trees(
         self, base: str, digests: Sequence[str]
@@ -145,9 +126,11 @@ class Sharing(SharingService):
     async def import_snapshot(self, file: AsyncIterator[bytes]) -> SnapshotInfo:
         async with self._carrier.arrived(SNAPSHOT, file) as bundle:
             spec, kind, changes = _snapshot(bundle)
-            for digest in (spec.base_digest, *spec.layers):
-                await self._carrier.image(bundle, digest)
+            beneath = (spec.base_digest, *spec.layers)
+            await self._carrier.images(bundle, beneath)
+            for digest in beneath:  # the engine holds what it asks for
                 await self._images.get(digest)
+            await to_thread.run_sync(self._tidy)
             async with self._carrier.unpacked(bundle, changes) as own:
 
                 def fill(upper: Path, check: Check) -> None:
@@ -157,10 +140,6 @@ class Sharing(SharingService):
                     )  # whoever asked may have gone, and the tree with him
 
                 return await self._place.arrivals.adopt(spec, kind, fill, own.size)
-
-
-def _images_of(built: Built) -> tuple[str, ...]:
-    return (built.base_digest, *built.layers)
 
 
 def _built(bundle: Bundle) -> Built:

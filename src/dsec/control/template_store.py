@@ -2,6 +2,9 @@
 
 ``built/<digest>.json`` one that was built, ``tags/<name>/<tag>`` what a tag means, ``history/<name>`` a line for each time that a
 tag was set. A tag is set by renaming a file: whoever reads it sees the old meaning or the new one.
+
+A record keeps the images that it names: references to them are made and taken away while nobody else changes what is here, and count for
+as long as the record is there (:mod:`dsec.images.holds`).
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dsec.errors import BadRequest, Busy, Denied, DsecError, NotFound, StoreDamaged
 from dsec.images.builds import open_lock
 from dsec.images.disk import MOST_BYTES, damaged, read_small, typed
+from dsec.images.holds import BUILT
 from dsec.images.shelf import DIGEST, write_whole
 from dsec.model.built import Built, Note, Tagged
 from dsec.model.checks import shown
@@ -40,20 +44,45 @@ _TAG_BYTES: Final = 4096
 _HINT: Final = "build the template again"
 
 
-class TemplateStore:
-    """Below one directory, which it makes (mode 0700) when absent. Blocking."""
+class Keeping(Protocol):
+    """Keeps images that no name stands for any more. Blocking."""
 
-    def __init__(self, root: Path) -> None:
+    def hold(self, digest: str, owner: str) -> None:
+        """Raises: NotFound: it is not stored."""
+
+    def let_go(self, owner: str) -> None:
+        """Of all that it holds."""
+
+
+class TemplateStore:
+    """Below one directory, which it makes (mode 0700) when absent. Blocking.
+
+    Args:
+        keeping: the images that are named here; None: nobody ever removes one.
+    """
+
+    def __init__(self, root: Path, keeping: Keeping | None = None) -> None:
         self._root = root
+        self._keeping = keeping
 
     def put(self, built: Built, tag: str = LATEST) -> None:
-        """Keep one, and let a tag mean it.  Raises: StorageFull, BadRequest."""
+        """Keep one with its images, and let a tag mean it.
+
+        Raises: StorageFull, BadRequest. NotFound: an image of it is not stored.
+        """
         name = built.template.name
         _parsed(f"{name}:{tag}")
         with self._alone():
+            self._hold(built)
             if not self._is_whole(built.digest):
                 write_whole(self._path(built.digest), json.dumps(to_json(built)).encode())
             self._set(name, tag, built.digest)
+
+    def _hold(self, built: Built) -> None:
+        """Before the record: whoever is killed in between has held nothing for longer than minutes."""
+        if self._keeping is not None:
+            for digest in dict.fromkeys((built.base_digest, *built.layers)):
+                self._keeping.hold(digest, owner_of(built.digest))
 
     def find(self, reference: str) -> Built:
         """The one that ``name[:tag]`` or ``name@sha256:…`` means.  Raises: NotFound, BadRequest, StoreDamaged."""
@@ -107,17 +136,36 @@ class TemplateStore:
             if self._tag_files(name):
                 return ()
             gone = tuple(self._of(name))
-            for built in gone:
-                self._path(built.digest).unlink(missing_ok=True)
+            for digest in (*(built.digest for built in gone), *self._broken()):
+                self._path(digest).unlink(missing_ok=True)
+                if self._keeping is not None:  # who is killed before leaves references that count for nothing
+                    self._keeping.let_go(owner_of(digest))
         return gone
 
     def _of(self, name: str) -> Iterator[Built]:
         """All that were built under a name; damaged ones are passed over."""
-        for path in self._root.glob("built/*.json"):
+        for digest in self._digests():
             with suppress(NotFound, StoreDamaged):
-                built = self._load(f"sha256:{path.stem}", path.stem)
+                built = self._load(digest, digest)
                 if built.template.name == name:
                     yield built
+
+    def _broken(self) -> Iterator[str]:
+        """Damaged ones that no tag means: nobody can tell whose they were, or use them."""
+        meant = set()
+        for path in self._tag_files():
+            with suppress(FileNotFoundError, StoreDamaged):
+                meant.add(_meant(path))
+        for digest in self._digests():
+            if digest not in meant and not self._is_whole(digest):
+                yield digest
+
+    def _digests(self) -> Iterator[str]:
+        """Of all records."""
+        for path in sorted(self._root.glob(f"{BUILT}/*.json")):
+            digest = f"sha256:{path.stem}"
+            if DIGEST.fullmatch(digest):
+                yield digest
 
     def _set(self, name: str, tag: str, digest: str) -> None:
         path = self._root / "tags" / name / tag
@@ -161,13 +209,13 @@ class TemplateStore:
         return True
 
     def _path(self, digest: str) -> Path:
-        return self._root / "built" / f"{digest.removeprefix('sha256:')}.json"
+        return self._root / BUILT / f"{digest.removeprefix('sha256:')}.json"
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Changing what is there.  Raises: StorageFull, Denied, StoreDamaged."""
         with typed(self._root):
-            for directory in (self._root, self._root / "built"):
+            for directory in (self._root, self._root / BUILT):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = open_lock(self._root / "lock")
             try:
@@ -276,6 +324,7 @@ def from_json(value: Mapping[str, Any]) -> Built:
     facts = dict(value)
     facts["template"] = restore(facts["template"])
     facts["layers"] = tuple(facts["layers"])
+    facts["packages"] = tuple(facts.get("packages", ()))
     for name in _NOTES:
         facts[name] = tuple(Note(**note) for note in facts[name])
     return Built(**facts)

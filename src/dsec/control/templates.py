@@ -7,15 +7,17 @@ result is kept under a digest over all of that. Building the same again changes 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Final
 
 from anyio import to_thread
 
 from dsec.control.layering import Layering
-from dsec.control.template_store import TemplateStore, digest_of, owner_of
+from dsec.control.template_store import TemplateStore, digest_of
 from dsec.errors import BadRequest, Conflict, NotFound, Unsupported
+from dsec.images.dependencies.lock import Lock
 from dsec.model.built import Built, Note, Tagged
 from dsec.model.ids import SnapshotId
 from dsec.model.sandbox import WORKSPACE, Level, SandboxSpec
@@ -27,36 +29,27 @@ from dsec.templates.dump import digest as blueprint_of
 from dsec.templates.enforcement import unenforced
 from dsec.templates.versions import floating
 
-
-class Holder(Protocol):
-    """Keeps images that no name stands for any more."""
-
-    async def hold(self, digest: str, owner: str) -> None:
-        """Until ``owner`` releases it."""
-
-    async def release(self, digest: str, owner: str) -> None:
-        """Absent is no error."""
+_USERS: Final = ("user", "root")  # that every base gets
 
 
 class Templates(TemplateService):
     """See the module.
 
     Args:
-        images: where bases come from. holder: the same store, keeping what is built upon.
-        layering: makes what lies over them. snapshots: what templates can be made of.
-        store: where what is built is kept.
+        images: where bases come from. layering: makes what lies over them. snapshots: what templates can be made of.
+        store: where what is built is kept, with its images. tidy: called when something was built: there are more images now.
     """
 
     def __init__(
         self,
         images: Images,
-        holder: Holder,
         layering: Layering,
         snapshots: SnapshotService,
         store: TemplateStore,
+        tidy: Callable[[], None],
     ) -> None:
         self._images = images
-        self._holder = holder
+        self._tidy = tidy
         self._layering = layering
         self._snapshots = snapshots
         self._store = store
@@ -83,9 +76,8 @@ class Templates(TemplateService):
         return await self._publish(built, tag)
 
     async def _publish(self, built: Built, tag: str) -> Built:
-        for digest in (built.base_digest, *built.layers):
-            await self._holder.hold(digest, owner_of(built.digest))
         await to_thread.run_sync(self._store.put, built, tag)
+        await to_thread.run_sync(self._tidy)
         return await to_thread.run_sync(self._store.find, built.reference)
 
     async def promote(self, snapshot: SnapshotId, *, name: str, tag: str) -> Built:
@@ -96,16 +88,16 @@ class Templates(TemplateService):
                 f"snapshot {snapshot}: it is not known what its files lie over",
                 hint="make a sandbox of it, and a snapshot of that",
             )
-        said, lock = await self._said(spec, name)
+        said, before = await self._said(spec, name)
         layers = await self._layering.of_snapshot(snapshot, spec)
-        return await self._publish(_promoted(said, spec, layers, lock), tag)
+        return await self._publish(_promoted(said, spec, layers, before, snapshot), tag)
 
-    async def _said(self, spec: SandboxSpec, name: str) -> tuple[Template, str]:
-        """The template that a sandbox was of, under another name, and its lock; or what its specification says."""
+    async def _said(self, spec: SandboxSpec, name: str) -> tuple[Template, Built | None]:
+        """The template that a sandbox was of, under another name, and what was built of it; or what its specification says."""
         if spec.template:
             with suppress(NotFound):
                 origin = await self.find(spec.template)
-                return replace(origin.template, name=name), origin.lock
+                return replace(origin.template, name=name), origin
         runtime = Runtime(
             base=spec.base,
             level=spec.level,
@@ -113,7 +105,7 @@ class Templates(TemplateService):
             user=spec.user or "user",
             workdir=spec.workdir or WORKSPACE,
         )
-        return Template(name=name, version="1", runtime=runtime, resources=Resources(limits=spec.limits)), ""
+        return Template(name=name, version="1", runtime=runtime, resources=Resources(limits=spec.limits)), None
 
     async def find(self, reference: str) -> Built:
         return await to_thread.run_sync(self._store.find, reference)
@@ -145,14 +137,18 @@ class Templates(TemplateService):
         return await self.tag(f"{name}@{before.digest}", tag)
 
     async def remove(self, reference: str) -> None:
-        for built in await to_thread.run_sync(self._store.remove, reference):
-            for digest in (built.base_digest, *built.layers):
-                await self._holder.release(digest, owner_of(built.digest))
+        await to_thread.run_sync(self._store.remove, reference)
 
 
 def _check_level(template: Template) -> None:
     """Raises: BadRequest: it asks for files that its level would not show."""
     runtime, plain = template.runtime, Runtime()
+    if runtime.user not in _USERS:
+        raise BadRequest(
+            f"runtime.user: there is no user {runtime.user!r} in a sandbox",
+            hint=f"one of {', '.join(_USERS)}",
+            field="runtime.user",
+        )
     if runtime.level is not Level.PROCESS:
         return
     for name in ("base", "dependencies", "packages", "setup"):
@@ -172,29 +168,35 @@ def _floats(document: Document) -> tuple[Note, ...]:
 
 
 def _built(
-    document: Document, base: Image, layers: tuple[str, ...], lock: str, floats: tuple[Note, ...]
+    document: Document, base: Image, layers: tuple[str, ...], lock: Lock | None, floats: tuple[Note, ...]
 ) -> Built:
     blueprint = blueprint_of(document.template)
+    locked = lock.digest if lock is not None else ""
+    packages = tuple(f"{each.name}=={each.version}" for each in lock.packages) if lock is not None else ()
     declared = tuple(
         Note(field=each.field, line=each.place.line, text=str(each.value), why=each.why)
         for each in unenforced(document.template, document.places)
     )
     return Built(
-        digest=digest_of(blueprint, base.digest, layers, lock),
+        digest=digest_of(blueprint, base.digest, layers, locked),
         blueprint=blueprint,
         template=document.template,
         base=base.name,
         base_digest=base.digest,
         layers=layers,
-        lock=lock,
+        lock=locked,
+        packages=packages,
         unenforced=declared,
         floating=floats,
         built_at=time.time(),
     )
 
 
-def _promoted(said: Template, spec: SandboxSpec, layers: tuple[str, ...], lock: str) -> Built:
+def _promoted(
+    said: Template, spec: SandboxSpec, layers: tuple[str, ...], before: Built | None, snapshot: SnapshotId
+) -> Built:
     blueprint = blueprint_of(said)
+    lock = before.lock if before is not None else ""
     declared = tuple(
         Note(field=each.field, line=0, text=str(each.value), why=each.why) for each in unenforced(said)
     )
@@ -206,6 +208,8 @@ def _promoted(said: Template, spec: SandboxSpec, layers: tuple[str, ...], lock: 
         base_digest=spec.base_digest,
         layers=layers,
         lock=lock,
+        packages=before.packages if before is not None else (),
+        origin=snapshot,
         unenforced=declared,
         floating=(),
         built_at=time.time(),

@@ -29,6 +29,7 @@ class Built:
         digest: over the blueprint and everything that it was built of, ``sha256:…``. blueprint: over the template alone.
         template: what it says. base: the image that was used, with its digest. layers: digests of images over it, topmost first.
         lock: digest of the lock of its Python dependencies, "" = it has none.
+        packages: what the lock holds, ``name==version`` each. origin: the snapshot that it was made of, "" = it was built.
         unenforced: what it declares and nothing enforces. floating: dependencies whose version is not pinned.
         built_at: seconds since the epoch.
     """
@@ -43,6 +44,8 @@ class Built:
     unenforced: tuple[Note, ...]
     floating: tuple[Note, ...]
     built_at: float
+    packages: tuple[str, ...] = ()
+    origin: str = ""
 
     @property
     def reference(self) -> str:
