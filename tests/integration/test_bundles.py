@@ -74,7 +74,7 @@ async def imported(store: Path, data: bytes, *, max_bytes: int = 1 << 30) -> lis
     carrier = Carrier(store, max_bytes=max_bytes)
     async with carrier.arrived("test", pieces(data)) as bundle:
         assert bundle.about == ABOUT
-        return [await carrier.image(bundle, part.digest) for part in bundle.parts]
+        return await carrier.images(bundle, [part.digest for part in bundle.parts])
 
 
 def left(store: Path) -> list[Path]:

@@ -8,6 +8,7 @@ import pytest
 
 from dsec.errors import BadRequest
 from dsec.images.bases import read_table, rule_for
+from dsec.images.names import parse
 from dsec.images.signatures import Rule
 
 TABLE = """
@@ -84,3 +85,61 @@ def test_a_wrong_table_is_no_permission(tmp_path: Path, text: str) -> None:
 def test_a_directory_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(BadRequest):
         rule_for("a.example/a", tmp_path)
+
+
+HUB_TABLE = """
+[verify]
+"*" = false
+"docker://docker.io" = {key = "hub"}
+"docker://index.docker.io/library/nginx" = {key = "nginx"}
+"docker://docker.io/redis" = {key = "redis"}
+"docker://team/tools" = {key = "tools"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "meant", "key"),
+    [
+        ("docker.io/library/nginx:1", "docker.io/library/nginx:1", "nginx"),
+        ("docker.io/nginx:1", "docker.io/library/nginx:1", "nginx"),
+        ("index.docker.io/nginx", "docker.io/library/nginx", "nginx"),
+        ("index.docker.io/library/nginx", "docker.io/library/nginx", "nginx"),
+        ("library/nginx", "docker.io/library/nginx", "nginx"),
+        ("DOCKER.IO/nginx", "DOCKER.IO/nginx", "nginx"),
+        ("registry-1.docker.io/library/nginx", "registry-1.docker.io/library/nginx", "nginx"),
+        ("docker.io:443/library/nginx", "docker.io:443/library/nginx", "nginx"),
+        ("docker.io./library/nginx", "docker.io./library/nginx", "nginx"),
+        ("docker.io/redis", "docker.io/library/redis", "redis"),
+        ("docker.io/redis/tools", "docker.io/redis/tools", "redis"),
+        ("docker.io/team/tools", "docker.io/team/tools", "tools"),
+        ("team/tools:1", "docker.io/team/tools:1", "tools"),
+        ("docker.io/other/nginx", "docker.io/other/nginx", "hub"),
+        ("localhost/nginx", "localhost/nginx", ""),
+        ("docker.io.example/library/nginx", "docker.io.example/library/nginx", ""),
+    ],
+)
+def test_every_spelling_of_docker_hub_has_its_rule(tmp_path: Path, name: str, meant: str, key: str) -> None:
+    path = tmp_path / "bases.toml"
+    path.write_text(HUB_TABLE)
+    rest = parse(f"docker://{name}").rest
+    assert rest == meant
+    assert rule_for(rest, path) == (Rule(key=key) if key else None)
+
+
+def test_two_rules_for_one_thing_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bases.toml"
+    path.write_text('[verify]\n"docker://docker.io" = {key = "a"}\n"docker://index.docker.io" = false\n')
+    with pytest.raises(BadRequest, match="mean the same"):
+        rule_for("docker.io/library/nginx", path)
+
+
+def test_a_key_that_is_replaced_is_another_one(tmp_path: Path) -> None:
+    rule = Rule(key=str(tmp_path / "team.pub"))
+    absent = rule.words
+    (tmp_path / "team.pub").write_text("one")
+    first = rule.words
+    (tmp_path / "team.pub").write_text("two")
+    assert len({absent, first, rule.words}) == 3
+    (tmp_path / "team.pub").write_text("one")
+    assert rule.words == first
+    assert Rule(key="kms://x").words == "--key=kms://x"

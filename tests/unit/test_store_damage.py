@@ -203,7 +203,8 @@ def test_a_reference_names_the_home_of_its_engine(shelf: Shelf, tmp_path: Path) 
     shelf.hold(DIGEST, "sb-1", tmp_path)
     shelf.hold(DIGEST, "template-1")
     found = {path.suffix: path.read_bytes() for path in (shelf.root / "held").iterdir()}
-    assert found == {".sb-1": os.fsencode(tmp_path), ".template-1": b""}
+    device = tmp_path.parent.stat().st_dev
+    assert found == {".sb-1": b"%s\0%d" % (os.fsencode(tmp_path), device), ".template-1": b""}
     with pytest.raises(NotFound):
         shelf.hold("sha256:" + "b" * 64, "sb-1", tmp_path)
     assert len(list((shelf.root / "held").iterdir())) == 2

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsec.control.template_store import TemplateStore, digest_of
-from dsec.errors import StoreDamaged
+from dsec.control.template_store import TemplateStore, digest_of, owner_of
+from dsec.errors import NotFound, StoreDamaged
 from dsec.model.built import Built
 from dsec.templates.document import parse
 from dsec.templates.dump import digest
@@ -87,3 +87,67 @@ def test_a_line_of_the_history_that_was_cut_off_is_passed_over(tmp_path: Path) -
         lines.write('{"name": "on')
     store.put(built("2.0.0"))
     assert [each.digest for each in store.history("one")] == [built().digest, built("2.0.0").digest]
+
+
+class Keeper:
+    """Notes what is held, and whether the record was there then."""
+
+    def __init__(self, root: Path) -> None:
+        self.held: dict[str, set[str]] = {}
+        self.said: list[tuple[str, bool]] = []
+        self._root = root
+
+    def _say(self, what: str) -> None:
+        self.said.append((what, any(self._root.glob("built/*.json"))))
+
+    def hold(self, digest: str, owner: str) -> None:
+        self._say("hold")
+        self.held.setdefault(owner, set()).add(digest)
+
+    def let_go(self, owner: str) -> None:
+        self._say("let go")
+        self.held.pop(owner, None)
+
+
+def test_a_record_is_there_only_while_its_images_are_held(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path)
+    store = TemplateStore(tmp_path, keeper)
+    store.put(built())
+    assert keeper.held == {owner_of(built().digest): {BASE}}
+    store.put(built(), "again")
+    store.remove("one")
+    assert keeper.held
+    store.remove("one:again")
+    assert not keeper.held
+    # Whoever is killed in between leaves a reference without a record: that counts for minutes only.
+    assert keeper.said == [("hold", False), ("hold", True), ("let go", False)]
+
+
+def test_what_cannot_be_held_is_not_kept(tmp_path: Path) -> None:
+    class Empty(Keeper):
+        def hold(self, digest: str, owner: str) -> None:
+            raise NotFound("no such image")
+
+    store = TemplateStore(tmp_path, Empty(tmp_path))
+    with pytest.raises(NotFound):
+        store.put(built())
+    assert not list((tmp_path / "built").iterdir())
+    assert store.tags() == ()
+
+
+def test_damaged_records_that_no_tag_means_go_with_the_next_name(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path)
+    store = TemplateStore(tmp_path, keeper)
+    first, second = built(), built("2.0.0")
+    for each in (first, second):
+        store.put(each)
+    other = tmp_path / "built" / f"{'9' * 64}.json"
+    for path in (path_of(tmp_path, first), other):
+        path.write_text("torn")
+    (tmp_path / "tags/two").mkdir()
+    (tmp_path / "tags/two/latest").write_text("sha256:" + "9" * 64)
+    assert [each.digest for each in store.remove("one")] == [second.digest]
+    assert list((tmp_path / "built").iterdir()) == [other], (
+        "a tag means it: building that again makes it whole"
+    )
+    assert not keeper.held

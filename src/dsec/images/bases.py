@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dsec.errors import BadRequest, Denied, NotFound, StoreDamaged
 from dsec.images.disk import read_small
-from dsec.images.names import HINT, HOST, BaseName, parse, scopes_of
+from dsec.images.names import HINT, HOST, BaseName, parse, rule_names, scopes_of
 from dsec.images.signatures import Rule
 
 _LARGEST: Final = 2**20
@@ -50,7 +50,17 @@ def rule_for(rest: str, path: Path) -> Rule | None:
     rules = _read(path).get("verify", {})
     if not isinstance(rules, dict):
         raise _wrong(path, "verify must be a table, [verify]")
-    read = {name.lower(): _rule(path, name, value) for name, value in rules.items()}
+    read: dict[str, Rule | None] = {}
+    exactly: set[str] = set()
+    for name, value in rules.items():
+        rule = _rule(path, name, value)
+        exact, *others = (name,) if name == _ALL else rule_names(name)
+        if exact in exactly:
+            raise _wrong(path, f"{name!r} and another name under [verify] mean the same")
+        exactly.add(exact)
+        read[exact] = rule
+        for other in others:
+            read.setdefault(other, rule)
     for name in (*scopes_of(rest), _ALL):
         if name in read:
             return read[name]

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final
 
-from anyio import CancelScope, from_thread, to_thread
+from anyio import CancelScope, CapacityLimiter, to_thread
 
-from dsec.errors import TooLarge
+from dsec.errors import BadRequest, StoreDamaged, TooLarge
+from dsec.images.attended import attended, threaded
 from dsec.images.builds import work_directory
-from dsec.images.bundle import Bundle, head, pack_tree, read_bundle, unpack_part
+from dsec.images.bundle import Bundle, Part, head, pack_tree, read_bundle, unpack_part
 from dsec.images.disk import typed
 from dsec.images.layer_store import LayerStore, check_tree
 from dsec.images.shelf import Shelf
-from dsec.images.tools import Check, Stopped
+from dsec.images.tools import Check
 from dsec.images.tree import content_bytes, tree_digest
 from dsec.images.unpack import MAX_BYTES
 from dsec.ports.storage import Image
 
-T = TypeVar("T")
 Tree = AbstractContextManager[Path]
 _PIECE: Final = 2**20
+_THREADS: Final = 8
+"""For what takes long: not the default ones, which everybody needs for moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Carrier:
         self._root = root
         self._max_bytes = max_bytes
         self._layers = LayerStore(root)
+        self._threads = CapacityLimiter(_THREADS)
 
     async def pack(
         self, kind: str, about: Mapping[str, Any], trees: Sequence[tuple[str, Tree]]
@@ -69,7 +71,7 @@ class Carrier:
             sizes = []
             for number, (_, tree) in enumerate(trees):
                 packing = partial(self._pack, tree, work / str(number))
-                sizes.append(await _threaded(packing))
+                sizes.append(await attended(packing, limiter=self._threads))
             begin = head(
                 kind, about, [(digest, size) for (digest, _), size in zip(trees, sizes, strict=True)]
             )
@@ -101,7 +103,7 @@ class Carrier:
         async with self._work() as work:
             path = work / "bundle"
             await self._take(pieces, path)
-            yield await _threaded(partial(self._read, path, kind))
+            yield await attended(partial(self._read, path, kind), limiter=self._threads)
 
     def _read(self, path: Path, kind: str, check: Check) -> Bundle:
         with typed(self._root):
@@ -126,22 +128,37 @@ class Carrier:
             file.write(piece)
             file.flush()
 
-    async def image(self, bundle: Bundle, digest: str) -> Image:
-        """The image of a tree of a bundle, made of it unless it is stored already.
+    async def images(self, bundle: Bundle, digests: Sequence[str]) -> tuple[Image, ...]:
+        """The images of trees of a bundle, made of it unless they are stored already. All trees are looked at before an image is made.
 
         Raises:
-            BadRequest: the bundle does not have it, is hostile, or has another tree in its place.
+            BadRequest: the bundle does not have one, is hostile, has another tree in its place, or means an image that shows this machine.
             TooLarge, StorageFull, Unsupported, Busy, RuntimeUnavailable, Denied, StoreDamaged.
         """
-        part = bundle.part(digest)
+        parts = [bundle.part(digest) for digest in dict.fromkeys(digests)]
+        for part in parts:
+            await attended(partial(self._stored, part))
+        await self._layers.adopt(
+            {part.digest: threaded(partial(self._unpack, bundle, part)) for part in parts}
+        )
+        found = [await attended(partial(self._stored, part)) for part in parts]
+        return tuple(image for image in found if image is not None)
 
-        def unpack(check: Check, tree: Path) -> None:
-            unpack_part(bundle, part, tree, max_bytes=self._max_bytes, check=check)
+    def _stored(self, part: Part, _: Check) -> Image | None:
+        """The image of a tree, None when there is none, or a damaged one.  Raises: BadRequest: it shows this machine."""
+        with suppress(StoreDamaged):
+            image = Shelf(self._root).by_digest(part.digest, part.digest)
+            if image is not None and image.mutable:
+                raise BadRequest(
+                    f"a bundle with {image.digest}, which here is base {image.name!r}: that shows programs of this machine",
+                    hint="get another one, with a base that does not change",
+                    digest=image.digest,
+                )
+            return image
+        return None
 
-        with typed(self._root):
-            return await _watched(
-                lambda check: self._layers.adopt(digest, partial(unpack, check), check=check)
-            )
+    def _unpack(self, bundle: Bundle, part: Part, tree: Path, check: Check) -> None:
+        unpack_part(bundle, part, tree, max_bytes=self._max_bytes, check=check)
 
     @asynccontextmanager
     async def tree(self, fill: Callable[[Path, Check], None]) -> AsyncIterator[OwnTree]:
@@ -150,11 +167,11 @@ class Carrier:
         Raises: StorageFull, Denied, Busy. What ``fill`` raises.
         """
         async with self._work() as work:
-            yield await _threaded(partial(self._fill, work / "tree", fill))
+            yield await attended(partial(self._fill, work / "tree", fill), limiter=self._threads)
 
     @asynccontextmanager
     async def unpacked(self, bundle: Bundle, digest: str) -> AsyncIterator[OwnTree]:
-        """The tree of a bundle that has this digest; it goes at the end.  Raises: as :meth:`image`."""
+        """The tree of a bundle that has this digest; it goes at the end.  Raises: as :meth:`images`."""
         part = bundle.part(digest)
 
         def fill(tree: Path, check: Check) -> None:
@@ -169,14 +186,14 @@ class Carrier:
             tree.mkdir(mode=0o755)
             fill(tree, check)
             check()
-            return OwnTree(tree, tree_digest(tree), content_bytes(tree))
+            return OwnTree(tree, tree_digest(tree, check=check), content_bytes(tree))
 
     @asynccontextmanager
     async def _work(self) -> AsyncIterator[Path]:
         """A directory that goes at the end, or with the process."""
         stack = ExitStack()
         try:
-            yield await to_thread.run_sync(self._begin, stack)
+            yield await attended(lambda _: self._begin(stack))
         finally:
             with CancelScope(shield=True):
                 await to_thread.run_sync(stack.close)
@@ -184,22 +201,3 @@ class Carrier:
     def _begin(self, stack: ExitStack) -> Path:
         Shelf(self._root).prepare()
         return stack.enter_context(work_directory(self._root))
-
-
-async def _threaded(work: Callable[[Check], T]) -> T:
-    """In a thread; when the caller is cancelled, the work ends within moments."""
-    return await _watched(lambda check: to_thread.run_sync(work, check))
-
-
-async def _watched(work: Callable[[Check], Awaitable[T]]) -> T:
-    unwanted = threading.Event()
-
-    def check() -> None:
-        from_thread.check_cancelled()
-        if unwanted.is_set():
-            raise Stopped
-
-    try:
-        return await work(check)
-    finally:
-        unwanted.set()  # a task that asyncio itself cancels leaves its thread behind

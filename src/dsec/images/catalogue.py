@@ -10,7 +10,7 @@ from typing import Final
 from dsec.errors import Conflict, NotFound
 from dsec.images.builds import locked, remove
 from dsec.images.disk import damaged, typed
-from dsec.images.gc import holders
+from dsec.images.holds import holders
 from dsec.images.shelf import DIGEST, Shelf, read_json
 from dsec.model.images import ImageInfo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +13,13 @@ from dsec.errors import DsecError
 from dsec.images.blobs import BlobCache
 from dsec.images.builds import abandoned, open_lock, remove, try_lock
 from dsec.images.disk import read_small, typed
+from dsec.images.holds import held, is_living, references
 
-_HOME_BYTES: Final = 4096
 _GRACE: Final = 3600.0  # seconds: somebody may have looked up its name a moment ago
 
 
 def collect(root: Path, *, budget: int | None = None, grace: float = _GRACE) -> tuple[Path, ...]:
-    """Remove half-made things of dead builders, holds of engines whose home is gone, and images that no name stands for and nobody holds.
+    """Remove half-made things of dead builders, holds of engines and templates that are gone, and images that no name stands for and nobody holds.
 
     The paths of all that was removed are returned.
 
@@ -50,70 +50,42 @@ def collect(root: Path, *, budget: int | None = None, grace: float = _GRACE) -> 
 
 def _unneeded(root: Path, grace: float) -> Iterator[Path]:
     yield from abandoned(root / "building")
-    yield from (path for path in _entries(root / "held") if not _living(path))
-    needed = {_digest(path) for path in _entries(root / "names")} | _held(root)
-    for path in _entries(root / "images"):
-        if _stem(path) not in needed and _age(path) > grace and _age(_used(path)) > grace:
-            yield path
-    for directory in ("names", "held", "images"):
+    yield from (path for path in references(root) if not is_living(path))
+    needed = {_digest(path) for path in _entries(root / "names")} | held(root)
+    going = {
+        path
+        for path in _entries(root / "images")
+        if _stem(path) not in needed and _age(path) > grace and _age(_used(path)) > grace
+    }
+    yield from _pointless(root, {path for path in _entries(root / "images") if path not in going}, grace)
+    yield from sorted(going)
+    for directory in ("names", "made", "held", "images"):
         torn = (path for path in _entries(root / directory) if path.name.startswith("."))
         yield from (path for path in torn if _age(path) > grace)
+
+
+def _pointless(root: Path, staying: set[Path], grace: float) -> Iterator[Path]:
+    """What says which image was made from something, when that image is not there or goes."""
+    there = {_stem(path) for path in staying if path.suffix == ".erofs"}
+    for path in _entries(root / "made"):
+        if not path.name.startswith(".") and _digest(path) not in there and _age(path) > grace:
+            yield path
 
 
 def _evicted(root: Path, budget: int, grace: float) -> Iterator[Path]:
     """Names before the images they stand for: who sees a name sees a whole image."""
     images = [path for path in _entries(root / "images") if path.suffix == ".erofs"]
     total = sum(path.stat().st_size for path in images)
-    held = _held(root)
+    needed = held(root)
     for path in sorted(images, key=lambda path: _age(_used(path)), reverse=True):
         if total <= budget:
             return
-        if _stem(path) in held or _age(_used(path)) <= grace:
+        if _stem(path) in needed or _age(_used(path)) <= grace:
             continue
         total -= path.stat().st_size
-        yield from (name for name in _entries(root / "names") if _digest(name) == _stem(path))
+        meanings = (*_entries(root / "names"), *_entries(root / "made"))
+        yield from (meaning for meaning in meanings if _digest(meaning) == _stem(path))
         yield from (each for each in _entries(root / "images") if _stem(each) == _stem(path))
-
-
-def _held(root: Path) -> set[str]:
-    """What is being written is no hold yet: who writes it looks for the image afterwards."""
-    return {
-        _stem(path) for path in _entries(root / "held") if not path.name.startswith(".") and _living(path)
-    }
-
-
-def holders(root: Path) -> Mapping[str, tuple[str, ...]]:
-    """By the 64 digits of an image's digest who needs it: owners, with the home of those that have one.  Raises: OSError."""
-    found: dict[str, list[str]] = {}
-    for path in _entries(root / "held"):
-        if path.name.startswith(".") or not _living(path):
-            continue
-        digest, _, owner = path.name.partition(".")
-        home = _home(path)
-        found.setdefault(digest, []).append(f"{owner} ({os.fsdecode(home)})" if home else owner)
-    return {digest: tuple(owners) for digest, owners in found.items()}
-
-
-def _home(path: Path) -> bytes:
-    """Of the engine that has a reference; "" when it has none, or cannot be read."""
-    try:
-        return read_small(path, _HOME_BYTES)
-    except (OSError, DsecError):
-        return b""
-
-
-def _living(path: Path) -> bool:
-    """Whether who has a reference may still need it; what cannot be known counts as yes."""
-    home = _home(path)
-    if not home.startswith(b"/") or b"\0" in home:
-        return True
-    try:
-        os.stat(home)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _stem(path: Path) -> str:

@@ -25,6 +25,9 @@ _REMOTE: Final = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 )
 _LONGEST: Final = 1024
+_HUB: Final = "docker.io"
+_HUBS: Final = (_HUB, "index.docker.io")
+_LIBRARY: Final = "library"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +84,50 @@ def _kind(name: str, pin: str) -> BaseName:
         rest = name.removeprefix("docker://")
         if not _REMOTE.fullmatch(rest):
             raise _wrong(name, "write docker://HOST[:PORT]/REPOSITORY[:TAG], the host included")
-        return BaseName(kind="docker", rest=rest, pin=pin)
+        return BaseName(kind="docker", rest=_spelt(rest), pin=pin)
     suite = name.removeprefix("debian:")
     if suite != name and _SUITE.fullmatch(suite):
         return BaseName(kind="debian", rest=suite, pin=pin)
     if not _ALIAS.fullmatch(name) or ".." in name:
         raise _wrong(name, "it has characters that no name has")
     return BaseName(kind="alias", rest=name, pin=pin)
+
+
+def _spelt(rest: str) -> str:
+    """One spelling for what is the same to whoever fetches it: Docker Hub has several names, and its own images lie in ``library``."""
+    host, _, path = rest.partition("/")
+    if _is_part(host):
+        path = rest
+    elif host not in _HUBS:
+        return rest
+    if "/" not in path:
+        path = f"{_LIBRARY}/{path}"
+    return f"{_HUB}/{path}"
+
+
+def rule_names(name: str) -> tuple[str, ...]:
+    """What a rule for ``docker://HOST[/REPOSITORY]`` is about, in the spelling of :func:`scopes_of`; what it says most exactly comes first."""
+    whole = name.removeprefix("docker://")
+    if _is_part(whole.partition("/")[0]):
+        whole = f"{_HUB}/{whole}"
+    host, _, path = whole.lower().partition("/")
+    plain, port, number = host.partition(":") if "[" not in host else (host, "", "")
+    host = _hub(f"{plain.rstrip('.')}{port}{number}")
+    if not path:
+        return (f"docker://{host}",)
+    if host == _HUB and "/" not in path and path != _LIBRARY:
+        return f"docker://{host}/{path}", f"docker://{host}/{_LIBRARY}/{path}"
+    return (f"docker://{host}/{path}",)
+
+
+def _is_part(host: str) -> bool:
+    """Whether it is taken for the first part of a repository of Docker Hub, and for no host."""
+    return not ("." in host or ":" in host or host == "localhost" or host != host.lower())
+
+
+def _hub(host: str) -> str:
+    """Docker Hub under one name, also where its images are taken from."""
+    return _HUB if host in (*_HUBS, "registry-1.docker.io") else host
 
 
 def host_of(rest: str) -> str:
@@ -118,8 +158,10 @@ def scopes_of(rest: str) -> tuple[str, ...]:
         match["host"].lower().partition(":") if "[" not in rest else (match["host"].lower(), "", "")
     )
     parts = match["path"].split("/")
+    plain = _hub(host.rstrip("."))
+    if plain == _HUB and len(parts) == 1:
+        parts = [_LIBRARY, *parts]
     paths = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
-    plain = host.rstrip(".")
     hosts = (f"{plain}:{port}", plain) if port else (plain,)
     return tuple(f"docker://{each}/{path}" for path in paths for each in hosts) + tuple(
         f"docker://{each}" for each in hosts

@@ -113,6 +113,7 @@ def normalise(when: int) -> None:
     root = Path("/")
     for name in _EMPTIED:
         remove(root / name)
+    _drop_lost(root)
     for name in _REAL:
         path = root / name
         if path.is_symlink() or not path.is_dir():
@@ -164,6 +165,13 @@ def settle(times: dict[str, int], newest: int, made_after: int) -> None:
     Path("/").chmod(0o755)
     os.chown("/", 0, 0)
     os.utime("/", ns=(newest, newest))
+
+
+def _drop_lost(root: Path) -> None:
+    """An empty lost+found: what mkfs left in a file system that an image was made of. No image can have one."""
+    path = root / "lost+found"
+    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+        path.rmdir()
 
 
 def _ensure(path: Path, mode: int, owner: tuple[int, int]) -> None:

@@ -1,8 +1,8 @@
 """The image store on disk, without building: which image a name means, whether its file is still what was stored.
 
 ``images/<digest>.erofs`` the image, ``.json`` what is known of it, ``.checked`` when it was last read in full, ``.used`` (its
-time: when it was last asked for); ``names/<key>`` what a name means; ``held/<digest>.<owner>`` a reference, which may name the
-home of the engine that has it. Whatever else is found in their places is an error of this project, with a hint.
+time: when it was last asked for); ``names/<key>`` what a name means; ``made/<key>`` what was made from the things of that key, which keeps
+nothing from being collected; ``held/<digest>.<owner>`` a reference (see :mod:`dsec.images.holds`). Whatever else is found in their places is an error of this project, with a hint.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from dsec.errors import BadRequest, Denied, NotFound, StoreDamaged
+from dsec.images.builds import locked
 from dsec.images.disk import damaged, of_disk, read_small, typed
+from dsec.images.holds import HOME_BYTES, reference_of, references
+from dsec.images.names import HOST
 from dsec.images.tree import file_digest
 from dsec.ports.storage import SHOWABLE, Image, ImageConfig
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_STAMP_BYTES: Final = 4096
-_DIRECTORIES: Final = ("images", "names", "building", "locks", "held")
+_DIRECTORIES: Final = ("images", "names", "made", "building", "locks", "held")
+_MADE: Final = re.compile(
+    r"[a-z]+-[0-9a-f]{64}"
+)  # keys of what is made from things; no key of a name is like that
+_WAIT_SECONDS: Final = 60.0
 
 Meaning = Mapping[str, Any]
 """What a name stands for: its ``digest``, and what :mod:`dsec.images.store` needs to know whether that is still current."""
@@ -51,10 +57,14 @@ class Shelf:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in _DIRECTORIES:
                 (self.root / name).mkdir(mode=0o700, exist_ok=True)
+            for entry in os.scandir(self.root / "names"):  # where earlier releases had them
+                if _MADE.fullmatch(entry.name):
+                    with suppress(FileNotFoundError):  # another was faster
+                        os.rename(entry.path, self._meaning(entry.name))
 
     def meaning(self, key: str) -> Meaning | None:
-        """What a name stands for, None when it was never built.  Raises: StoreDamaged."""
-        path = self.root / "names" / key
+        """What a name stands for, or what was made from the things of a key; None when it never was.  Raises: StoreDamaged."""
+        path = self._meaning(key)
         try:
             return _checked(path, read_json(path))
         except FileNotFoundError:
@@ -93,12 +103,13 @@ class Shelf:
         """Without a look at its file."""
         digest = str(meaning["digest"])
         config = meaning.get("config")
+        shows = _shown(name, meaning.get("shows"))
         return Image(
-            name=name,
+            name=HOST if shows else name,  # whatever else is said of it: nothing else shows this machine
             digest=digest,
             path=self.root / "images" / f"{digest.removeprefix('sha256:')}.erofs",
             sources=_texts(meaning.get("sources")),
-            shows=_shown(name, meaning.get("shows")),
+            shows=shows,
             config=_config(config) if isinstance(config, dict) else None,
         )
 
@@ -114,7 +125,7 @@ class Shelf:
         return self.load("", name, facts, full=full)
 
     def publish(self, key: str, name: str, file: Path, meaning: Meaning) -> Image:
-        """Take ``file`` in. File first, then facts, then the name: who sees the name sees a whole image.
+        """Take ``file`` in. File first, then facts, then the name ("" = none): who sees the name sees a whole image.
 
         Raises: Denied, StorageFull, StoreDamaged.
         """
@@ -135,8 +146,13 @@ class Shelf:
             file.rename(image.path)
             write_whole(image.path.with_suffix(".json"), json.dumps(known | facts).encode())
             write_whole(image.path.with_suffix(".checked"), _stamp(image.path).encode())
-        write_whole(self.root / "names" / key, json.dumps({"name": name, **meaning, **known}).encode())
+        if key:
+            write_whole(self._meaning(key), json.dumps({"name": name, **meaning, **known}).encode())
         return image
+
+    def _meaning(self, key: str) -> Path:
+        """The file."""
+        return self.root / ("made" if _MADE.fullmatch(key) else "names") / key
 
     def _is_whole(self, path: Path) -> bool:
         """Whether an image is stored there already, undamaged."""
@@ -148,23 +164,45 @@ class Shelf:
     def hold(self, digest: str, owner: str, home: Path | None = None) -> None:
         """Note that ``owner`` needs an image, until :meth:`release` or, when a home is given, until that directory is gone.
 
-        Raises: NotFound, BadRequest, Denied, StorageFull, StoreDamaged.
+        Raises: NotFound, BadRequest, Denied, StorageFull, StoreDamaged, Busy.
         """
         path = self._reference(digest, owner)
         with typed(self.root):
-            content = b"" if home is None else os.fsencode(home.absolute())
-            if _read_bytes(path) != content:
-                write_whole(path, content)
-            # After the reference: a collector that looked before it was there has removed the image by now, or never will.
-            if not (self.root / "images" / f"{digest.removeprefix('sha256:')}.erofs").exists():
-                path.unlink(missing_ok=True)
-                raise NotFound(f"no image {digest} is stored", hint="get it by name first", digest=digest)
+            content = reference_of(home)
+        try:
+            # Who collects looks first and removes then: between the two no reference may come to be.
+            with locked(self.root / "lock", seconds=_WAIT_SECONDS, shared=True), typed(self.root):
+                if _read_bytes(path) != content:
+                    write_whole(path, content)
+                else:
+                    os.utime(path)  # it is young again
+                self._require(digest, path)
+        except Denied as error:
+            if error.facts.get("errno") != errno.EROFS or _read_bytes(path) != content:
+                raise
+            self._require(digest)  # mounted read-only: nobody collects there
+
+    def _require(self, digest: str, reference: Path | None = None) -> None:
+        """Raises: NotFound: it is not stored. A reference to it goes."""
+        if (self.root / "images" / f"{digest.removeprefix('sha256:')}.erofs").exists():
+            return
+        if reference is not None:
+            reference.unlink(missing_ok=True)
+        raise NotFound(f"no image {digest} is stored", hint="get it by name first", digest=digest)
 
     def release(self, digest: str, owner: str) -> None:
         """Absent is not an error.  Raises: BadRequest, Denied, StoreDamaged."""
         path = self._reference(digest, owner)
         with typed(self.root):
             path.unlink(missing_ok=True)
+
+    def let_go(self, owner: str) -> None:
+        """:meth:`release` of all that it holds.  Raises: BadRequest, Denied, StoreDamaged."""
+        with typed(self.root):
+            for path in references(self.root):
+                digest, _, who = path.name.partition(".")
+                if who == owner:
+                    self.release(f"sha256:{digest}", owner)
 
     def _reference(self, digest: str, owner: str) -> Path:
         if not DIGEST.fullmatch(digest):
@@ -185,9 +223,7 @@ class Shelf:
 
     def _damaged(self, key: str, name: str, what: str) -> StoreDamaged:
         hint = (
-            f"remove {self.root / 'names' / key}; the image is built again"
-            if key
-            else "build what names it again"
+            f"remove {self._meaning(key)}; the image is built again" if key else "build what names it again"
         )
         return StoreDamaged(f"image {name!r}: {what}", hint=hint, name=name)
 
@@ -291,6 +327,6 @@ def _read_text(path: Path) -> str:
 def _read_bytes(path: Path) -> bytes | None:
     """Content of a few bytes, None when absent or damaged."""
     try:
-        return read_small(path, _STAMP_BYTES)
+        return read_small(path, HOME_BYTES)
     except (FileNotFoundError, StoreDamaged):
         return None

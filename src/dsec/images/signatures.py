@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dsec.errors import Denied, Unsupported
+from dsec.errors import Denied, DsecError, Unsupported
+from dsec.images.disk import read_small
 from dsec.images.names import host_of, is_loopback, untagged
 from dsec.images.tools import Check, environment, find_tool, run, tail, unstoppable
 
 _SECONDS: Final = 120.0
 _OUTPUT_BYTES: Final = 16 * 2**20
+_KEY_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,20 @@ class Rule:
         if self.key:
             return (f"--key={self.key}",)
         return (f"--certificate-identity={self.identity}", f"--certificate-oidc-issuer={self.issuer}")
+
+    @property
+    def words(self) -> str:
+        """What is remembered of an image that is signed so: with the digest of the key that the file holds now, another one asks anew.
+
+        A key that is kept elsewhere (``kms://...``) is known by its name; a file that cannot be read is nobody's key.
+        """
+        if not self.key or "://" in self.key:
+            return " ".join(self.options)
+        try:
+            found = hashlib.sha256(read_small(Path("/", self.key).resolve(), _KEY_BYTES)).hexdigest()
+        except (OSError, DsecError):
+            found = "cannot be read"
+        return f"{self.options[0]} {found}"
 
 
 def require_signed(rest: str, digest: str, rule: Rule, work: Path, *, check: Check = unstoppable) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from anyio import from_thread, to_thread
+from anyio import CapacityLimiter, to_thread
 
 from dsec.errors import Conflict, DsecError, NotFound, StorageFull
 from dsec.images import debian, gc, host, oci, registry
+from dsec.images.attended import attended
 from dsec.images.bases import default_table, resolve, rule_for
 from dsec.images.blobs import BlobCache
 from dsec.images.builds import locked, work_directory
@@ -29,13 +29,15 @@ from dsec.images.packages import fingerprint, system_packages
 from dsec.images.shelf import DIGEST, Meaning, Shelf
 from dsec.images.signatures import Rule
 from dsec.images.system import RECIPE, build_tree, make_erofs, require_builder
-from dsec.images.tools import Check, Stopped
+from dsec.images.tools import Check
 from dsec.images.tree import tree_digest
 from dsec.images.unpack import Unpacked, unpack
 from dsec.model.images import ImageInfo, Progress, Step, silent
 from dsec.ports.storage import Image, ImageConfig, Images
 
 _LOG: Final = logging.getLogger(__name__)
+_THREADS: Final = 16
+"""In which bases are looked for and built, waiting for one another: not the default ones, which everybody needs for moments."""
 _STATUS: Final = Path("/var/lib/dpkg/status")
 
 
@@ -75,6 +77,7 @@ class ImageStore(Images):
         self._bases = bases
         self._shelf = Shelf(root)
         self._blobs = BlobCache(root / "blobs")
+        self._threads = CapacityLimiter(_THREADS)
 
     @property
     def root(self) -> Path:
@@ -90,12 +93,12 @@ class ImageStore(Images):
         if name.startswith("sha256:"):
             return await to_thread.run_sync(self._stored, name)
         asked = parse(name)
-        return await _attended(lambda check: self._get(asked, False, check), self._root)
+        return await self._attended(lambda check: self._get(asked, False, check))
 
     async def refresh(self, name: str) -> Image:
         """The same, built or fetched anew also when it is stored; images that were replaced stay until they are collected."""
         asked = parse(name)
-        return await _attended(lambda check: self._get(asked, True, check), self._root)
+        return await self._attended(lambda check: self._get(asked, True, check))
 
     async def list(self) -> tuple[Image, ...]:
         """See :class:`~dsec.ports.storage.Images`."""
@@ -119,6 +122,10 @@ class ImageStore(Images):
         """The end of :meth:`hold`; absent is not an error.  Raises: BadRequest."""
         await to_thread.run_sync(self._shelf.release, digest, owner)
 
+    async def _attended(self, work: Callable[[Check], Image]) -> Image:
+        with typed(self._root):
+            return await attended(work, limiter=self._threads)
+
     def _get(self, asked: BaseName, anew: bool, check: Check) -> Image:
         self._shelf.prepare()
         used = self._resolve(asked)
@@ -140,14 +147,15 @@ class ImageStore(Images):
             raise NotFound(
                 f"no image {digest:.80} is stored", hint="build what it is of again", digest=digest[:80]
             )
-        return replace(found, name=HOST) if found.shows else found
+        return found
 
     def _resolve(self, asked: BaseName) -> BaseName:
         return resolve(asked, self._bases or default_table())
 
     def _pinned(self, used: BaseName) -> Image | None:
-        """What is pinned, when the pin is the digest of a tree that is stored."""
-        return self._shelf.by_digest(used.name, used.pin)
+        """What is pinned, when the pin is the digest of a tree that is stored; never what shows this machine: that is base host alone."""
+        found = self._shelf.by_digest(used.name, used.pin)
+        return None if found is None or found.mutable else found
 
     def _obtain(self, used: BaseName, anew: bool, check: Check) -> Image:
         image = None if anew else self._current(used)
@@ -224,10 +232,12 @@ class ImageStore(Images):
                 made = self._make(used, tree, parts, check)
                 check()
                 self._tell("computing the digest")
-                digest = tree_digest(tree)
+                digest = tree_digest(tree, check=check)
+                if shows := made.extra.get("shows"):
+                    digest = host.identity(digest, shows)
                 check()
                 self._tell("writing the image")
-                make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])))
+                make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])), check=check)
                 meaning = {"digest": digest, "sources": list(made.sources), **made.extra, **_told(made)}
                 with locked(self._root / "lock"):
                     image = self._shelf.publish(used.key, used.name, file, meaning)
@@ -239,11 +249,11 @@ class ImageStore(Images):
                     path=str(self._root),
                 ) from error
             raise of_disk(error, self._root) from error
-        self._tidy(made.blobs)
+        self.tidy(made.blobs)
         return image
 
-    def _tidy(self, blobs: Sequence[str]) -> None:
-        """After a build; milliseconds. What cannot be removed fails nobody's build: the next collection tries again."""
+    def tidy(self, blobs: Sequence[str] = ()) -> None:
+        """After a build: room within the budget; milliseconds. What cannot be removed fails nobody's build: the next collection tries again."""
         try:
             if blobs:
                 self._blobs.drop(blobs)
@@ -285,6 +295,7 @@ class ImageStore(Images):
 
     def _make_docker(self, used: BaseName, tree: Path, parts: Path, check: Check) -> _Made:
         rule = self._rule(used)
+        words = _words(rule)  # before: a key that is replaced meanwhile asks again
         self._tell(f"fetching {used.name}")
         fetched = registry.fetch(
             used.rest,
@@ -296,7 +307,7 @@ class ImageStore(Images):
             progress=self._progress,
         )
         made = self._make_oci(fetched.layout, "image", tree, parts, check)
-        extra = {"signed": _words(rule)}
+        extra = {"signed": words}
         sources = tuple(dict.fromkeys((*made.sources, fetched.digest)))
         return replace(made, sources=sources, extra=extra, blobs=fetched.blobs)
 
@@ -314,24 +325,8 @@ class ImageStore(Images):
         return _Made(sources=(found.source,), config=found.config, unpacked=unpacked)
 
 
-async def _attended(work: Callable[[Check], Image], place: Path) -> Image:
-    """In a thread. When the caller is cancelled, the work ends within moments and leaves nothing."""
-    unwanted = threading.Event()
-
-    def check() -> None:
-        from_thread.check_cancelled()
-        if unwanted.is_set():
-            raise Stopped
-
-    try:
-        with typed(place):
-            return await to_thread.run_sync(work, check)
-    finally:
-        unwanted.set()  # a task that asyncio itself cancels leaves its thread behind
-
-
 def _words(rule: Rule | None) -> str:
-    return " ".join(rule.options) if rule is not None else ""
+    return rule.words if rule is not None else ""
 
 
 def _told(made: _Made) -> dict[str, Any]:

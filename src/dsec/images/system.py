@@ -19,7 +19,7 @@ from typing import Final
 from dsec.errors import Unsupported
 from dsec.images.packages import Package, package_files
 from dsec.images.rootfs import HOSTNAME, HOSTS, make_directories, write_file
-from dsec.images.tools import environment
+from dsec.images.tools import Check, environment, mortal, unstoppable
 
 RECIPE: Final = "2"
 """Goes up when this module would build a different tree from the same packages."""
@@ -38,6 +38,12 @@ _SKIPPED: Final = (
     "/usr/share/locale/",
     "/usr/share/man/",
 )
+_PASSED_OVER: Final = (
+    "lost+found"  # names that begin so, in any directory: mkfs.erofs takes them for what mkfs.ext4 makes
+)
+_LOOK_SECONDS: Final = 0.2
+_SUPERBLOCK: Final = 1024  # where it begins in an image, and in it the number of inodes: bytes
+_INODES: Final = 16
 LINKS: Final = (
     ("var/run", "/run"),
     ("var/lock", "/run/lock"),
@@ -127,32 +133,98 @@ def build_tree(root: Path, packages: Iterable[Package], progress: Progress) -> N
     settle(root, newest)
 
 
-def make_erofs(tool: str, tree: Path, target: Path, uuid: str, *, attributes: bool = False) -> None:
+def make_erofs(
+    tool: str, tree: Path, target: Path, uuid: str, *, attributes: bool = False, check: Check = unstoppable
+) -> None:
     """Write ``tree`` as an EROFS image, uncompressed, mtimes kept.
 
     Args:
         attributes: keep extended ones, those of this machine (security.selinux) too.
+        check: called again and again; what it raises ends the work.
 
     Raises:
-        Unsupported: mkfs.erofs failed; its own words are in the message.
+        Unsupported: mkfs.erofs failed, its own words are in the message; or what it writes is not all of the tree.
         OSError: no space.
     """
+    wanted = _inodes(tree)
     # How often one is stored before files share it; negative: not at all. Never: of a file that shares more than 255 mkfs.erofs
     # writes a broken count, and whoever fills a sandbox chooses how many there are.
     tolerance = "-x1000000000" if attributes else "-x-1"
     command = [tool, "--quiet", "--preserve-mtime", tolerance, f"-U{uuid}", str(target), str(tree)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", env=environment(), check=False
-    )
-    if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip()[-500:]
+    status, words = _watched(command, check)
+    if status != 0:
         if os.strerror(errno.ENOSPC) in words:
             raise OSError(errno.ENOSPC, words, str(target))
         raise Unsupported(
-            f"mkfs.erofs failed ({done.returncode}): {words}",
+            f"mkfs.erofs failed ({status}): {words}",
             hint="is erofs-utils older than 1.5?",
-            status=done.returncode,
+            status=status,
         )
+    found = _inodes_of(target)
+    if found != wanted:
+        raise Unsupported(
+            f"mkfs.erofs wrote {found} of the {wanted} files and directories of a tree",
+            hint="use another release of erofs-utils",
+            found=found,
+            wanted=wanted,
+        )
+
+
+def _watched(command: list[str], check: Check) -> tuple[int, str]:
+    """Exit code and last words; not in a file, since the disk may be full."""
+    with subprocess.Popen(
+        mortal(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+    ) as process:
+        try:
+            while True:
+                try:
+                    said, _ = process.communicate(timeout=_LOOK_SECONDS)
+                except subprocess.TimeoutExpired:
+                    check()
+                else:
+                    return process.returncode, said.decode("utf-8", "replace").strip()[-500:]
+        finally:
+            process.kill()
+
+
+def _inodes(tree: Path) -> int:
+    """How many an image of a tree has: names of one file count once.
+
+    Raises: Unsupported: a name that mkfs.erofs passes over, wherever it is. OSError.
+    """
+    single, linked, pending = 1, set[tuple[int, int]](), [os.fspath(tree)]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.name.startswith(_PASSED_OVER):
+                    raise _passed_over(os.path.relpath(entry.path, tree))
+                info = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(info.st_mode):
+                    pending.append(entry.path)
+                if stat.S_ISDIR(info.st_mode) or info.st_nlink == 1:
+                    single += 1
+                else:
+                    linked.add((info.st_dev, info.st_ino))
+    return single + len(linked)
+
+
+def _inodes_of(image: Path) -> int:
+    """As its superblock says."""
+    with image.open("rb") as file:
+        file.seek(_SUPERBLOCK + _INODES)
+        return int.from_bytes(file.read(8), "little")
+
+
+def _passed_over(path: str) -> Unsupported:
+    return Unsupported(
+        f"/{path} cannot be in an image: mkfs.erofs leaves out what is named {_PASSED_OVER}",
+        hint="remove it, or give it another name",
+        path=f"/{path}",
+    )
 
 
 def place(path: str) -> str | None:

@@ -15,14 +15,11 @@ import tarfile
 from typing import Any, Final
 
 from dsec.images.attributes import MAX_BYTES, OPAQUE, OPAQUE_VALUE, is_kept
+from dsec.images.limits import DEPTH, IDS, LATEST, PATH_BYTES
 from dsec.images.members import CHUNK, Refused, Stream, decompressed, entries, shown
 from dsec.images.tree_archive import KIND, SOCKET, attributes_of, time_of
 from dsec.images.unpacker import enter, report_on
 
-_PATH_BYTES: Final = 3000
-_DEPTH: Final = 200
-_IDS: Final = 65_536
-_LATEST: Final = 2**33 * 10**9
 _HEADERS: Final = 64 * 2**20  # bytes of headers that an archive may have, however small it is
 _ROOT: Final = "."
 
@@ -77,7 +74,7 @@ class TreeUnpacker:
         name = member.name
         if name == _ROOT and not self._folders and member.isdir():
             return name
-        if len(os.fsencode(name)) > _PATH_BYTES or name.count("/") >= _DEPTH:
+        if len(os.fsencode(name)) > PATH_BYTES or name.count("/") >= DEPTH:
             raise Refused(f"entry {shown(name)} lies too deep", "too_large")
         folder, base = posixpath.split(name)
         crooked = base in ("", ".", "..") or folder == _ROOT or posixpath.join(folder, base) != name
@@ -115,14 +112,14 @@ class TreeUnpacker:
             file.truncate(member.size)
 
     def _dress(self, member: tarfile.TarInfo, path: str) -> None:
-        if not (0 <= member.uid < _IDS and 0 <= member.gid < _IDS):
+        if not (0 <= member.uid < IDS and 0 <= member.gid < IDS):
             raise Refused(f"entry {shown(member.name)} belongs to {member.uid}:{member.gid}")
         os.chown(path, member.uid, member.gid, follow_symlinks=False)
         self._attribute(member, path)
         if not member.issym():
             os.chmod(path, member.mode & 0o7777)
         when = time_of(member)
-        if not 0 <= when <= _LATEST:
+        if not 0 <= when <= LATEST:
             raise Refused(f"entry {shown(member.name)} has a date that is none")
         os.utime(path, ns=(when, when), follow_symlinks=False)
 

@@ -21,14 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsec.images import rootfs
+from dsec.images.limits import DEPTH, IDS, LATEST_SECONDS, PATH_BYTES
 from dsec.images.members import CHUNK, UNREADABLE, Refused, Stream, decompressed, entries, shown
 
 _MEMORY: Final = 2**30  # bytes of address space: headers may claim to be huge
-_PATH_BYTES: Final = 3000
-_DEPTH: Final = 200
-_IDS: Final = 65_536  # what a sandbox's own user ids can express
 _NOBODY: Final = 65_534
-_LATEST: Final = 2**33  # seconds: a date that every file system can keep
 _WHITEOUT: Final = ".wh."
 _OPAQUE: Final = ".wh..wh..opq"
 
@@ -98,7 +95,7 @@ class Unpacker:
     def _place(self, name: str) -> str:
         """Where an entry goes: its directory made and free of links, so that a path has one spelling."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
-        if len(os.fsencode(name)) > _PATH_BYTES or len(parts) > _DEPTH:
+        if len(os.fsencode(name)) > PATH_BYTES or len(parts) > DEPTH:
             raise Refused(f"entry {shown(name)} lies too deep", "too_large")
         if ".." in parts:
             raise Refused(f"entry {shown(name)} has '..' in its path")
@@ -108,7 +105,7 @@ class Unpacker:
         if not os.path.isdir(parent):
             self._make_parents(parts[:-1])
         path = posixpath.join(os.path.realpath(parent), parts[-1])
-        if len(os.fsencode(path)) > _PATH_BYTES or path.count("/") > _DEPTH:
+        if len(os.fsencode(path)) > PATH_BYTES or path.count("/") > DEPTH:
             raise Refused(f"entry {shown(name)} lies too deep", "too_large")
         return path
 
@@ -152,7 +149,7 @@ class Unpacker:
         self.counts["xattrs"] += any(".xattr." in key for key in member.pax_headers)
         self.counts["capabilities"] += "SCHILY.xattr.security.capability" in member.pax_headers
         self.counts["setuid"] += bool(member.isreg() and member.mode & 0o6000)
-        self.counts["owners"] += not (0 <= member.uid < _IDS and 0 <= member.gid < _IDS)
+        self.counts["owners"] += not (0 <= member.uid < IDS and 0 <= member.gid < IDS)
 
     def _make(self, tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
         if member.isdir():
@@ -189,8 +186,8 @@ class Unpacker:
 
     def _dress(self, member: tarfile.TarInfo, path: str, when: int) -> None:
         """Owner, mode (without setuid and setgid: nothing inside may gain privileges) and time."""
-        uid = member.uid if 0 <= member.uid < _IDS else _NOBODY
-        gid = member.gid if 0 <= member.gid < _IDS else _NOBODY
+        uid = member.uid if 0 <= member.uid < IDS else _NOBODY
+        gid = member.gid if 0 <= member.gid < IDS else _NOBODY
         os.chown(path, uid, gid, follow_symlinks=False)
         if not member.issym():
             os.chmod(path, member.mode & (0o1777 if member.isdir() else 0o777))
@@ -266,4 +263,4 @@ def enter(root: str) -> None:
 
 def _when(member: tarfile.TarInfo) -> int:
     """Its time, ns, within what can be kept.  Raises: ValueError: not a number."""
-    return int(min(max(member.mtime, 0), _LATEST) * 10**9)
+    return int(min(max(member.mtime, 0), LATEST_SECONDS) * 10**9)

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from dsec.errors import BadRequest, DsecError, IsolationUnavailable, RuntimeUnavailable, StoreDamaged
 from dsec.model.ids import SandboxId
-from dsec.model.sandbox import MIB, Flag, Level, SandboxSpec, Volume
+from dsec.model.sandbox import HOST_BASE, MIB, Flag, Level, SandboxSpec, Volume
 from dsec.ports.runtime import OnEnded, Plan
 from dsec.ports.storage import SHOWABLE, Image, Images, Layers, Volumes
 from dsec.runtimes.cgroups import Hierarchy, flags
@@ -104,13 +104,13 @@ class ContainerRuntime(SpawnedRuntime):
     async def pin(self, spec: SandboxSpec) -> SandboxSpec:
         """See :class:`~dsec.ports.runtime.Runtime`."""
         if spec.base_digest:
-            return spec
+            return _called(spec, await self._resolve(spec.base_digest))
         image = await self._resolve(spec.base)
         there = self._mounted.has(image) or await asyncio.to_thread(image.path.exists)
         if not there:  # it left the store, and is built again
             self._resolved.pop(spec.base, None)
             image = await self._resolve(spec.base)
-        return replace(spec, base_digest=image.digest)
+        return replace(_called(spec, image), base_digest=image.digest)
 
     async def _resolve(self, name: str) -> Image:
         """The image of a name, looked up once: what it means stays the same while this engine is open (and not forgotten among many)."""
@@ -240,3 +240,8 @@ class ContainerRuntime(SpawnedRuntime):
         """See :class:`SpawnedRuntime`; the writable layers are closed by whoever opened them."""
         await super().close()
         await self._mounted.close()
+
+
+def _called(spec: SandboxSpec, image: Image) -> SandboxSpec:
+    """What shows this machine is base ``host``, whatever a template or a file says: what is recorded decides what may be kept of a sandbox."""
+    return replace(spec, base=HOST_BASE) if image.mutable else spec

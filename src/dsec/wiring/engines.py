@@ -25,7 +25,9 @@ from dsec.errors import (
 )
 from dsec.images.carrier import Carrier
 from dsec.images.held import HeldImages
+from dsec.images.holds import TEMPLATES
 from dsec.images.layer_store import LayerStore
+from dsec.images.shelf import Shelf
 from dsec.images.store import ImageStore
 from dsec.model.checks import local_path, shown
 from dsec.model.ids import new_engine_id
@@ -55,7 +57,7 @@ def _look(image: Image) -> Iterator[Path]:
 
 
 def templates_of(store: Path) -> Path:
-    return store / "templates"
+    return store / TEMPLATES
 
 
 def image_store(settings: Settings) -> ImageStore:
@@ -96,13 +98,14 @@ def _templates(settings: Settings, place: Workplace) -> Templates:
         built,
         progress=settings.progress or silent,
     )
-    return Templates(images, images, layering, place.snapshots, TemplateStore(built))
+    return Templates(images, layering, place.snapshots, TemplateStore(built, Shelf(root)), images.tidy)
 
 
 def _sharing(settings: Settings, images: Images, place: Workplace) -> Sharing:
     store = image_store(settings)
     root = settings.store
-    return Sharing(images, store, _look, Carrier(root), TemplateStore(templates_of(root)), place)
+    built = TemplateStore(templates_of(root), Shelf(root))
+    return Sharing(images, _look, Carrier(root), built, place, store.tidy)
 
 
 async def _open_journal(state: StateDirectory, settings: Settings) -> SqliteStore:
