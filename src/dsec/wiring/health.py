@@ -86,7 +86,7 @@ async def collect(home: Path, budget: int | None = None) -> Collected:
     A durable engine without sandboxes keeps no process.
 
     Args:
-        budget: bytes that stored images may have together: beyond it those that nobody holds go, the longest unused first. None: no bound.
+        budget: bytes that stored images may have together: beyond it those that nobody holds go, the longest unused first, and wheels that were used longest ago. None: no bound but 4 GiB of wheels.
 
     Raises:
         Conflict: another process owns ``home``.
@@ -94,7 +94,10 @@ async def collect(home: Path, budget: int | None = None) -> Collected:
     removed = await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
     store = Settings().store
     removed += await asyncio.to_thread(partial(images_gc.collect, store, budget=budget))
-    await asyncio.to_thread(WheelCache(templates_of(store) / "wheels").prune, _WHEELS_KEPT)
+    await asyncio.to_thread(
+        WheelCache(templates_of(store) / "wheels").prune,
+        min(_WHEELS_KEPT, _WHEELS_KEPT if budget is None else budget),
+    )
     problems: tuple[Problem, ...] = ()
     if await asyncio.to_thread(home.exists):
         async with AsyncDsec(home) as engine:
