@@ -233,6 +233,25 @@ def test_run_finds_the_volumes_that_a_template_names(cli: Cli, tmp_path: Path) -
 
 
 @pytest.mark.needs_root
+def test_run_starts_from_a_snapshot(cli: Cli, sandbox: str) -> None:
+    cli.ok("exec", sandbox, "--", "sh", "-c", "echo kept > f")
+    snapshot = cli.ok("snapshot", sandbox).strip()
+    assert cli.ok("run", "-t", snapshot, "--", "cat", "f") == "kept\n"
+    assert cli.ok("ls", "-q").split() == [sandbox], "it ended with its command"
+    cli.ok("rm", snapshot)
+
+
+@pytest.mark.needs_root
+def test_tags_are_taken_away_once(cli: Cli, tmp_path: Path) -> None:
+    document = tmp_path / "once.yaml"
+    document.write_text("name: once\nversion: 1.0\n")
+    cli.ok("template", "build", str(document), "--tag", "v1")
+    assert cli("template", "rm", "once").returncode == 4, "no tag `latest`"
+    cli.ok("template", "rm", "once:v1")
+    assert cli("template", "rm", "once:v1").returncode == 4
+
+
+@pytest.mark.needs_root
 def test_paths_of_the_machine_that_are_allowed(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/f").write_text("hello")
@@ -781,6 +800,13 @@ def test_bench_measures(cli: Cli) -> None:
         (["run", "--memory", "1", "--", "true"], 2, "--memory: 1 "),
         (["run", "-v", "x", "--", "true"], 2, "SOURCE:TARGET"),
         (["run", "-t", "nosuch", "--", "true"], 4, "no template"),
+        (["run", "-t", "system", "--", "true"], 4, "'system' is a base"),
+        (["run", "-t", "docker://a.example/b", "--", "true"], 2, "base: docker://a.example/b}"),
+        (["create", "-t", "debian:bookworm"], 4, "(`runtime: {base: debian:bookworm}`)"),
+        (["run", "-t", f"sn-{'a' * 26}", "--", "true"], 4, "there is no snapshot"),
+        (["template", "rm", "nosuch"], 4, "there is no template 'nosuch'"),
+        (["template", "rm", "nosuch@x"], 2, "is not the name of a template"),
+        (["template", "history", "nosuch"], 4, "there is no template 'nosuch'"),
         (["run", "--level", "process", "-u", "root", "--", "true"], 69, "--user"),
         (["run", "--level", "process", "-v", "/usr:/x", "--", "true"], 69, "use --level container"),
         (["create", "--ttl", "-1"], 2, "ttl"),

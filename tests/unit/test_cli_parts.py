@@ -11,9 +11,10 @@ import typer
 
 from dsec.cli import copying, machine, options, output, session
 from dsec.cli.main import main
+from dsec.cli.origins import bases_explained
 from dsec.cli.records import record_line
 from dsec.cli.sandboxes import readable
-from dsec.errors import BadRequest, Busy, Conflict, Denied, Unsupported
+from dsec.errors import BadRequest, Busy, Conflict, Denied, NotFound, Unsupported
 from dsec.model.health import Verdict
 from dsec.model.ids import new_exec_id, new_sandbox_id
 from dsec.model.journal import Phase, Record
@@ -153,6 +154,21 @@ def test_leading_dashes_are_no_part_of_the_command() -> None:
         options.asked(["--"], env={})
 
 
+def test_an_alias_is_explained_as_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def hint(name: str) -> str:
+        with pytest.raises(NotFound) as caught, bases_explained(name):
+            raise NotFound(f"there is no template {name!r}", hint="build it")
+        return caught.value.hint
+
+    assert hint("python:3.11-slim") == "build it"
+    (tmp_path / "dsec").mkdir()
+    (tmp_path / "dsec/bases.toml").write_text('[bases]\n"python:3.11-slim" = "system"\n')
+    assert "runtime: {base: python:3.11-slim}" in hint("python:3.11-slim")
+    assert hint("python:3.12") == "build it"
+
+
 def test_sides_of_a_copy() -> None:
     name = new_sandbox_id()
     assert copying.side("SRC", f"{name}:/a:b") == copying.Side(name, "/a:b")
@@ -253,7 +269,7 @@ def test_debug_shows_where_it_came_from(capfd: pytest.CaptureFixture[str]) -> No
         (["ps", "--problems", "x"], 2, "not a sandbox id"),
         (["run", "-e", "x", "--", "true"], 2, "NAME=VALUE"),
         (["ls", "--state", "odd"], 2, "choose from"),
-        (["rm"], 2, "--all"),
+        (["rm"], 2, "nothing is named"),
         (["rm", "--all", "x"], 2, "--all"),
         (["cp", "a", "b"], 2, "ID:PATH"),
         (["bench", "-n", "0"], 2, "--count"),

@@ -24,7 +24,7 @@ Template = Annotated[
     typer.Option(
         "--template",
         "-t",
-        help="What to start from: base (whose image is `system`), or a built template.",
+        help="What to start from: base (whose image is `system`), a built template, or a snapshot (sn-...).",
         rich_help_panel=_WHAT,
     ),
 ]

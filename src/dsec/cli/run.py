@@ -10,9 +10,11 @@ import typer
 from dsec.cli import options as opt
 from dsec.cli.attend import attend
 from dsec.cli.execs import report
+from dsec.cli.origins import bases_explained, origin
 from dsec.cli.session import Signals, announce_build, conduct, durable, private
 from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.client.requests import BASE
+from dsec.model.ids import is_snapshot
 from dsec.model.sandbox import Level, Limits, Volume
 from dsec.model.volumes import DEFAULT_PROJECT
 
@@ -44,7 +46,8 @@ def run(
 
     The sandbox is destroyed when the command ends. Its exit code is ours: 128 + n when signal n ended it, 124 when its time
     was up. Standard input is passed on unless it is a terminal; with a terminal on both sides the command gets one too.
-    Signals are passed on. Volumes with a name belong to the engine of lasting sandboxes, which other commands find busy meanwhile.
+    Signals are passed on. Snapshots, and volumes with a name, belong to the engine of lasting sandboxes, which other commands find
+    busy meanwhile.
 
     Examples:
 
@@ -90,22 +93,24 @@ async def _sandbox(
 ) -> AsyncIterator[AsyncSandbox]:
     """It ends with the block; named volumes are those of the engine of lasting sandboxes."""
     async with _engine(template, volumes, quiet) as engine:
-        sandbox = await engine.sandboxes.create(
-            template,
-            level=level or None,
-            limits=limits,
-            read_only=read_only,
-            volumes=volumes,
-            project=project,
-        )
+        with bases_explained(template):
+            start = await origin(engine, template)
+            sandbox = await engine.sandboxes.create(
+                start,
+                level=level or None,
+                limits=limits,
+                read_only=read_only,
+                volumes=volumes,
+                project=project,
+            )
         async with sandbox:
             yield sandbox
 
 
 @contextlib.asynccontextmanager
 async def _engine(template: str, volumes: Sequence[Volume], quiet: bool) -> AsyncIterator[AsyncDsec]:
-    """A private one, unless something that is shown has a name."""
-    if not any(volume.name for volume in volumes):
+    """A private one, unless it starts from a snapshot, or something that is shown has a name."""
+    if not is_snapshot(template) and not any(volume.name for volume in volumes):
         async with private(quiet=quiet) as engine:
             if template == BASE or not await _names_volumes(engine, template):
                 yield engine
@@ -116,4 +121,6 @@ async def _engine(template: str, volumes: Sequence[Volume], quiet: bool) -> Asyn
 
 async def _names_volumes(engine: AsyncDsec, template: str) -> bool:
     """Raises: NotFound, BadRequest: the template."""
-    return any(volume.name for volume in (await engine.templates.get(template)).template.volumes)
+    with bases_explained(template):
+        built = await engine.templates.get(template)
+    return any(volume.name for volume in built.template.volumes)

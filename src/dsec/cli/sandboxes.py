@@ -11,6 +11,7 @@ import typer
 
 from dsec.cli import options as opt
 from dsec.cli.codes import exit_code
+from dsec.cli.origins import bases_explained, origin
 from dsec.cli.output import complain_of, duration, moment, plain, printable, put, put_json, put_table
 from dsec.cli.session import GLANCE, Signals, announce_build, conduct, durable, engine_home
 from dsec.cli.wording import worded
@@ -93,18 +94,19 @@ def create(
     async def work(signals: Signals) -> int:
         del signals
         async with durable(quiet=as_json) as engine:
-            sandbox = await engine.sandboxes.create(
-                await engine.snapshots.get(template) if is_snapshot(template) else template,
-                level=level or None,
-                ttl=ttl,
-                idle=idle,
-                limits=limits,
-                read_only=read_only,
-                env=variables,
-                volumes=volumes,
-                labels=labels,
-                project=project,
-            )
+            with bases_explained(template):
+                sandbox = await engine.sandboxes.create(
+                    await origin(engine, template),
+                    level=level or None,
+                    ttl=ttl,
+                    idle=idle,
+                    limits=limits,
+                    read_only=read_only,
+                    env=variables,
+                    volumes=volumes,
+                    labels=labels,
+                    project=project,
+                )
         if as_json:
             put_json(info_json(sandbox.info))
         else:
@@ -301,8 +303,13 @@ def rm(
 
         dsec rm --all
     """
-    if bool(sandboxes) == every:
-        raise BadRequest("ID: name sandboxes, or say --all, not both", hint="`dsec ls` lists them")
+    if not sandboxes and not every:
+        raise BadRequest(
+            "ID: nothing is named that could be removed",
+            hint="name sandboxes or snapshots (`dsec ls` and `dsec snapshots` list them), or say --all for every sandbox",
+        )
+    if sandboxes and every:
+        raise BadRequest("ID: with --all nothing is named", hint="either name some, or say --all")
     _every(sandboxes, _remove, as_json)
 
 
