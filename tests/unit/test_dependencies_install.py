@@ -19,7 +19,7 @@ from dsec.errors import Conflict, StoreDamaged, TooLarge, Unsupported
 from dsec.images.dependencies import install as installing
 from dsec.images.dependencies.bounds import Bounds, Index
 from dsec.images.dependencies.cache import WheelCache
-from dsec.images.dependencies.install import WHEN, Installed, install
+from dsec.images.dependencies.install import WHEN, Installed, install, take_bytecode
 from dsec.images.dependencies.lock import Lock, Locked
 from dsec.images.dependencies.target import PythonTarget
 from dsec.images.tree import tree_digest
@@ -408,3 +408,71 @@ def test_what_killed_runs_left_is_removed_by_the_next(tmp_path: Path, cache: Whe
     assert cache.prune(10**9) == 0
     assert cache.prune(0) > 0
     assert not any((tmp_path / "cache/wheels").iterdir())
+
+
+def byte_code(made: Path, *, packages: str = PACKAGES) -> Path:
+    """What a compiler leaves of a package, below ``made``."""
+    cache = made / packages / "pkg/__pycache__"
+    cache.mkdir(parents=True)
+    (cache / "a.cpython-311.pyc").write_bytes(b"code")
+    (cache / "notes.txt").write_bytes(b"no code")
+    (made / packages / "pkg/b.pyc").write_bytes(b"beside")
+    return cache
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A tree with one package."""
+    tree = tmp_path / "tree"
+    (tree / PACKAGES / "pkg").mkdir(parents=True)
+    return tree
+
+
+def taken(tree: Path) -> list[str]:
+    return sorted(str(path.relative_to(tree / PACKAGES)) for path in tree.rglob("*") if path.is_file())
+
+
+def test_byte_code_is_taken_for_directories_that_are_there(tmp_path: Path, installed: Path) -> None:
+    made = tmp_path / "made"
+    cache = byte_code(made)
+    (made / PACKAGES / "stranger/__pycache__").mkdir(parents=True)
+    (made / PACKAGES / "stranger/__pycache__/x.pyc").write_bytes(b"code")
+    assert take_bytecode(made, installed, TARGET) == 1
+    assert taken(installed) == ["pkg/__pycache__/a.cpython-311.pyc"]
+    assert (installed / PACKAGES / "pkg/__pycache__/a.cpython-311.pyc").read_bytes() == b"code"
+    assert (cache / "a.cpython-311.pyc").exists(), "nothing is moved"
+
+
+@pytest.mark.parametrize("linked", ["usr", "usr/local/lib/python3.11", PACKAGES, f"{PACKAGES}/pkg"])
+def test_a_link_to_the_host_among_byte_code_is_not_followed(
+    tmp_path: Path, installed: Path, linked: str
+) -> None:
+    """What the compiler's sandbox wrote is a stranger's, every directory on the way to the packages included."""
+    host, made = tmp_path / "host", tmp_path / "made"
+    cache = byte_code(host)
+    (made / linked).parent.mkdir(parents=True, exist_ok=True)
+    (made / linked).symlink_to(host / linked)
+    assert os.path.exists(made / PACKAGES / "pkg/__pycache__/a.cpython-311.pyc"), "who follows finds it"
+    assert take_bytecode(made, installed, TARGET) == 0
+    assert taken(installed) == []
+    assert (cache / "a.cpython-311.pyc").exists()
+
+
+def test_what_is_no_file_among_byte_code_is_left(tmp_path: Path, installed: Path) -> None:
+    made, secret = tmp_path / "made", tmp_path / "secret.pyc"
+    secret.write_bytes(b"secret")
+    cache = byte_code(made)
+    (cache / "pipe.pyc").mkdir()
+    os.mkfifo(cache / "fifo.pyc")
+    (cache / "link.pyc").symlink_to(secret)
+    assert take_bytecode(made, installed, TARGET) == 1
+    assert taken(installed) == ["pkg/__pycache__/a.cpython-311.pyc"]
+
+
+def test_byte_code_does_not_leave_the_tree_that_it_is_for(tmp_path: Path, installed: Path) -> None:
+    made, host = tmp_path / "made", tmp_path / "host"
+    byte_code(made)
+    host.mkdir()
+    (installed / PACKAGES / "pkg/__pycache__").symlink_to(host)
+    assert take_bytecode(made, installed, TARGET) == 0
+    assert list(host.iterdir()) == []

@@ -59,11 +59,11 @@ def reached(root: int, way: Iterable[str]) -> int | None:
 
 def copy_content(name: str, source: int, target: int, check: Check) -> bool:
     """The bytes of a regular file alone, for its owner to read and write. False: it is none.  Raises: OSError."""
+    info = os.stat(name, dir_fd=source, follow_symlinks=False)
+    if not stat.S_ISREG(info.st_mode):
+        return False
     read = os.open(name, _READ, dir_fd=source)
     try:
-        info = os.fstat(read)
-        if not stat.S_ISREG(info.st_mode):
-            return False
         made = os.open(name, _MAKE, 0o600, dir_fd=target)
         try:
             _copy_data(read, made, info.st_size, check)
