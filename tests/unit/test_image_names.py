@@ -109,6 +109,41 @@ def test_an_alias_stands_for_a_base_and_a_pin_goes_with_it(tmp_path: Path) -> No
     assert caught.value.hint
 
 
+def test_the_line_of_an_alias_that_is_missing_is_told(tmp_path: Path) -> None:
+    for text in ("", '[bases]\nmine = "system"\n'):
+        path = table(tmp_path, text)
+        with pytest.raises(NotFound) as caught:
+            resolve(parse("python:3.11-slim"), path)
+        lines = [line.strip() for line in caught.value.hint.splitlines()[1:-1]]
+        assert str(path) in caught.value.hint
+        path.write_text("\n".join([text, *lines]))
+        assert resolve(parse("python:3.11-slim"), path) == parse("debian:bookworm"), "the advice works"
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("sytem", "system"),
+        ("debain:bookworm", "debian:bookworm"),
+        ("Debian:Trixie", "debian:trixie"),
+        ("debian:12", "debian:SUITE"),
+        ("dockr:x", "docker://HOST"),
+        ("minee", "mine"),
+    ],
+)
+def test_what_is_nearly_a_base_is_no_alias(tmp_path: Path, typo: str, meant: str) -> None:
+    path = table(tmp_path, '[bases]\nmine = "system"\n')
+    with pytest.raises(NotFound) as caught:
+        resolve(parse(typo), path)
+    assert f"did you mean {meant}" in caught.value.hint
+    path.write_text(f'[bases]\nmine = "system"\nother = "{typo}"\n')
+    with pytest.raises(BadRequest, match="is none"):
+        read_table(path)
+    path.write_text('[bases]\nmine = "system"\nother = "mine"\n')
+    with pytest.raises(BadRequest, match="not another alias"):
+        read_table(path)
+
+
 def test_without_a_table_there_are_no_aliases(tmp_path: Path) -> None:
     assert read_table(tmp_path / "none.toml") == {}
     assert resolve(parse("system"), tmp_path / "none.toml") == parse("system")

@@ -6,16 +6,26 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from dsec.errors import BadRequest, Denied, NotFound, StoreDamaged
 from dsec.images.disk import read_small
-from dsec.images.names import HINT, HOST, BaseName, parse, rule_names, scopes_of
+from dsec.images.names import HINT, HOST, SYSTEM, BaseName, parse, rule_names, scopes_of
 from dsec.images.signatures import Rule
 
 _LARGEST: Final = 2**20
 _ALL: Final = "*"
+_ALIKE: Final = 0.75
+_EXAMPLE: Final = "debian:bookworm"
+_WRITTEN: Final = {
+    SYSTEM: SYSTEM,
+    HOST: HOST,
+    "debian": "debian:SUITE",
+    "oci": "oci:PATH",
+    "docker": "docker://HOST/REPOSITORY[:TAG]",
+}
 _RULED: Final = re.compile(r"docker://[A-Za-z0-9.:\[\]-]+(/[a-z0-9._/-]+)?")
 
 
@@ -37,8 +47,10 @@ def read_table(path: Path) -> Mapping[str, str]:
             raise _wrong(path, f"{alias!r} cannot be an alias: it has a meaning already")
         if parse(base).kind == HOST:
             raise _wrong(path, f"{alias!r} must not stand for 'host': whoever uses that says so")
-        if parse(base).kind == "alias":
+        if base in bases:
             raise _wrong(path, f"{alias!r} must name a base, not another alias ({base!r})")
+        if parse(base).kind == "alias":
+            raise _wrong(path, f"{alias!r} must name a base, and {base!r} is none", _near(base) or HINT)
     return bases
 
 
@@ -114,7 +126,9 @@ def resolve(asked: BaseName, path: Path) -> BaseName:
     if asked.rest not in table:
         known = ", ".join(sorted(table)[:10]) or "none"
         raise NotFound(
-            f"no image is named {asked.rest!r} (aliases in {path}: {known})", hint=HINT, name=asked.rest
+            f"no image is named {asked.rest!r} (aliases in {path}: {known})",
+            hint=_near(asked.rest, table) or _line_for(asked.rest, table, path),
+            name=asked.rest,
         )
     used = parse(table[asked.rest])
     if asked.pin and used.pin not in ("", asked.pin):
@@ -122,9 +136,30 @@ def resolve(asked: BaseName, path: Path) -> BaseName:
     return BaseName(kind=used.kind, rest=used.rest, pin=used.pin or asked.pin)
 
 
-def _wrong(path: Path, why: str) -> BadRequest:
+def _near(name: str, table: Mapping[str, str] | None = None) -> str:
+    """What to do about a name that is nearly that of a base, or an alias; "": it is far from all of them."""
+    if found := get_close_matches(name, table or {}, 1, _ALIKE + 0.1):
+        return f"did you mean {found[0]}?"
+    kind, _, rest = name.partition(":")
+    if not (found := get_close_matches(kind.lower(), _WRITTEN, 1, _ALIKE)):
+        return ""
+    better = f"{found[0]}:{rest.lower()}"
+    meant = better if parse(better).kind == "debian" else _WRITTEN[found[0]]
+    return f"did you mean {meant}? {HINT}"
+
+
+def _line_for(alias: str, table: Mapping[str, str], path: Path) -> str:
+    """What to write where, for an alias that is missing."""
+    line = f'"{alias}" = "{_EXAMPLE}"'
+    if table:
+        return f"to let it stand for a base, such as {_EXAMPLE}, write below [bases] in {path}:\n  {line}\n{HINT}"
+    return f"to let it stand for a base, such as {_EXAMPLE}, write into {path}:\n  [bases]\n  {line}\n{HINT}"
+
+
+def _wrong(path: Path, why: str, hint: str = "") -> BadRequest:
     return BadRequest(
         f"{path}: {why}",
-        hint='lines under [bases] read: "python:3.11-slim" = "debian:bookworm"; under [verify]: "*" = {key = "/etc/team.pub"}',
+        hint=hint
+        or 'lines under [bases] read: "python:3.11-slim" = "debian:bookworm"; under [verify]: "*" = {key = "/etc/team.pub"}',
         path=str(path),
     )
