@@ -207,6 +207,8 @@ def test_a_package_with_source_only_is_refused_by_name(
     with pytest.raises(Unsupported, match=r"built>=1.*only source") as caught:
         resolve(["top"], TARGET, cache=cache, index=index)
     assert "wheel" in caught.value.hint
+    with pytest.raises(BadRequest, match=r"'built==99.0': no such version; the newest of built is 1\.0"):
+        resolve(["built==99.0"], TARGET, cache=cache, index=index)
     assert not (tmp_path / "proof").exists()
 
 
@@ -249,15 +251,27 @@ def test_requirements_that_contradict_one_another(wheels: Path, index: Index, ca
     make_wheel(wheels, "b", requires=["c>=2"])
     make_wheel(wheels, "c", "1.0")
     make_wheel(wheels, "c", "2.0")
-    with pytest.raises(BadRequest, match=r"contradict.*c<2") as caught:
-        resolve(["a", "b"], TARGET, cache=cache, index=index)
-    assert "c>=2" in caught.value.message
+    for requirements, words in (
+        (["a", "b"], "a 1.0 needs c<2, but b 1.0 needs c>=2"),
+        (["a", "c>=2"], "c>=2 is required, but a 1.0 needs c<2"),
+        (["c<2", "c>=2"], "c<2 is required, but c>=2 is required"),
+    ):
+        with pytest.raises(BadRequest) as caught:
+            resolve(requirements, TARGET, cache=cache, index=index)
+        assert caught.value.message == f"the requirements contradict one another: {words}"
 
 
 @pytest.mark.parametrize(
     ("requirement", "error", "words"),
     [
-        ("a>=2", BadRequest, r"'a>=2'.*no such version; there are 1\.0, 1\.5"),
+        ("a>=2", BadRequest, r"'a>=2'.*no such version; the newest of a is 1\.10 \(.*: 1\.5, 1\.10\)"),
+        (
+            "mixed==99.0",
+            BadRequest,
+            r"'mixed==99.0'.*no such version; the newest of mixed is 2.0 \(.*: 1\.0\)",
+        ),
+        ("mixed==2.0", Unsupported, r"'mixed==2.0'.*no wheel for CPython 3.9.*; versions with a wheel: 1\.0"),
+        ("young>2", BadRequest, r"'young>2'.*no such version; the newest of young is 1.0 \(none has a wheel"),
         ("nowhere", BadRequest, "'nowhere'.*no package of that name"),
         ("windows", Unsupported, "'windows'.*no wheel for CPython 3.9 .cp39. with musl 1.2 on aarch64"),
         ("young", Unsupported, "'young'.*no wheel for CPython 3.9"),
@@ -266,8 +280,10 @@ def test_requirements_that_contradict_one_another(wheels: Path, index: Index, ca
 def test_what_there_is_not(
     wheels: Path, index: Index, cache: WheelCache, requirement: str, error: type[DsecError], words: str
 ) -> None:
-    make_wheel(wheels, "a", "1.0")
+    make_wheel(wheels, "a", "1.10")
     make_wheel(wheels, "a", "1.5")
+    make_wheel(wheels, "mixed", "1.0")
+    make_wheel(wheels, "mixed", "2.0", tag="cp312-cp312-musllinux_1_1_aarch64")
     make_wheel(wheels, "windows", tag="cp39-cp39-win_amd64")
     make_wheel(wheels, "young", tag="cp312-cp312-musllinux_1_1_aarch64")
     with pytest.raises(error, match=words):

@@ -9,15 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from dsec.errors import (
-    BadRequest,
     DsecError,
     RuntimeUnavailable,
     StorageFull,
@@ -29,11 +26,11 @@ from dsec.errors import (
 from dsec.images.dependencies import pip_driver
 from dsec.images.dependencies.bounds import Bounds, Index
 from dsec.images.dependencies.target import PythonTarget
+from dsec.images.dependencies.unsatisfied import unsatisfied
 from dsec.images.tools import Check, unstoppable
 
 _LAST_WORDS: Final = 1500  # characters of pip's own words in a message
 _LINE: Final = 10_000  # characters of a line of its log that are looked at
-_LINES: Final = 20_000  # the last ones of its log, of a run that failed
 _LOOK: Final = 0.5  # seconds between looks at how much there is
 # Of the environment: where pip finds its configuration, certificates, proxies and passwords. No PYTHON*.
 _KEPT: Final = re.compile(
@@ -66,11 +63,6 @@ _UNREACHED: Final = re.compile(
     r"(NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|ProtocolError|SSLError)\("
     r"|\b(5\d\d|401|403|407|429) (Server|Client) Error"
 )
-_NO_VERSION: Final = re.compile(r"ERROR: No matching distribution found for (.{1,300})")
-_VERSIONS: Final = re.compile(
-    r"ERROR: Could not find a version that satisfies .{1,500} \(from versions: (.{1,5000})\)"
-)
-_FILE: Final = re.compile(r"/([^/\s#?]{1,300}\.(?:whl|zip|tar\.\w{1,4}|tgz))(?:[#?\s]|$)")
 _FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]")
 # Asked by pip for the words it introduces itself with; that it gets no answer changes nothing.
 _IDLE_PROGRAMS: Final = frozenset({"lsb_release", "rustc", "uname"})
@@ -281,68 +273,6 @@ def _meaning(status: int, said: Said, target: PythonTarget, unreached: str) -> D
             f"a package must run code to be installed ({', '.join(said.refused)[:200]}): {words}",
             hint="only wheels are taken; require a version that has one",
         )
-    return _unsatisfied(said, target, words)
-
-
-def _unsatisfied(said: Said, target: PythonTarget, words: str) -> DsecError:
-    """The requirements and the index do not agree."""
-    lines = deque(said.lines(), _LINES)
-    text = "".join(islice(lines, max(0, len(lines) - 400), None))
-    if match := _NO_VERSION.search(text):
-        wanted = match[1].strip()
-        return _nothing_found(wanted, text, lines, target)
-    if "ResolutionImpossible" in text or "conflicting dependencies" in text:
-        start = text.find("ERROR: Cannot install")
-        told = " ".join(text[max(0, start) : start + _LAST_WORDS].split()) if start >= 0 else words
-        return BadRequest(
-            f"the requirements contradict one another: {without_secrets(told)}",
-            hint="loosen one of them",
-            field="requirements",
-        )
-    return RuntimeUnavailable(
+    return unsatisfied(said.lines(), target) or RuntimeUnavailable(
         f"pip failed: {words or 'it said nothing'}", hint="its own words are in the message"
     )
-
-
-def _nothing_found(wanted: str, text: str, lines: Iterable[str], target: PythonTarget) -> DsecError:
-    """No wheel satisfies ``wanted``: because there is none at all, none for this Python, or none of that version."""
-    name = re.split(r"[\s<>=!~;\[(]", wanted, maxsplit=1)[0]
-    versions = _VERSIONS.search(text)
-    known = versions[1] if versions and versions[1] != "none" else ""
-    python = (
-        f"CPython {target.python} ({target.abi}) with {target.libc} {target.libc_version} on {target.machine}"
-    )
-    passed_over = [line for line in lines if "Skipping link: " in line and _names(line, name)]
-    if any("No sources permitted" in line for line in passed_over):
-        return Unsupported(
-            f"requirement {wanted!r}: {name} has no wheel for {python}, only source that would have to be built"
-            + (f"; versions with a wheel: {known[-200:]}" if known else ""),
-            hint="nothing is built here, since that runs the package's code; require a version with a wheel, or build one and "
-            "offer it through find-links",
-            requirement=wanted,
-        )
-    if known:
-        return BadRequest(
-            f"requirement {wanted!r}: no such version; there are {known[-300:]}",
-            field="requirements",
-            requirement=wanted,
-        )
-    if passed_over:
-        return Unsupported(
-            f"requirement {wanted!r}: {name} has no wheel for {python}",
-            hint="require a version that has one, or take another base",
-            requirement=wanted,
-        )
-    return BadRequest(
-        f"requirement {wanted!r}: no package of that name is in the index",
-        hint="check the name",
-        field="requirements",
-        requirement=wanted,
-    )
-
-
-def _names(line: str, name: str) -> bool:
-    """Whether a line passes over a file of this package."""
-    if "wrong project name" in line or (match := _FILE.search(line)) is None:
-        return False
-    return re.sub(r"[-_.]+", "-", match[1]).lower().startswith(re.sub(r"[-_.]+", "-", name).lower() + "-")
