@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio import to_thread
 
-from dsec import Dsec, Settings
+from dsec import AsyncDsec, Dsec, Settings
 from dsec.control.layering import MOST_LAYERS
 from dsec.errors import BadRequest, BuildFailed, Conflict, NotFound, Unsupported
 from dsec.images import gc
@@ -148,7 +151,10 @@ def test_dependencies_bring_their_byte_code(dsec: Dsec) -> None:
 def test_a_snapshot_becomes_a_template(dsec: Dsec) -> None:
     build(dsec, "origin", '{env: {A: b}, setup: ["echo one > /etc/one"]}')
     with dsec.sandboxes.create("origin") as sandbox:
-        sandbox.exec("echo two > /etc/two; rm /etc/one; mkdir /opt/d; mkfifo /opt/d/pipe; echo token > /tmp/token", user="root")
+        sandbox.exec(
+            "echo two > /etc/two; rm /etc/one; mkdir /opt/d; mkfifo /opt/d/pipe; echo token > /tmp/token",
+            user="root",
+        )
         snapshot = sandbox.snapshot()
         sandbox.exec("echo later > /etc/later", user="root")
     built = dsec.templates.promote(snapshot, "grown", tag="v1")
@@ -256,3 +262,85 @@ def test_a_level_without_images_is_not_given_a_template_that_needs_one(dsec: Dse
     build(dsec, "plain", "{level: process, env: {A: b}}")
     with dsec.sandboxes.create("plain") as sandbox:
         assert sandbox.exec("echo $A").text == "b\n"
+
+
+def document(name: str, command: str) -> bytes:
+    return f"name: {name}\nversion: 1\nruntime: {{setup: ['{command}']}}\n".encode()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("commands", [1, 6], ids=["the same", "different ones"])
+async def test_more_builds_at_once_than_there_are_threads(store: Path, commands: int) -> None:
+    """Each needs threads for its own work, again and again: nobody may hold one while he waits for another's build."""
+    limiter = to_thread.current_default_thread_limiter()
+    before = limiter.total_tokens
+    async with AsyncDsec(settings=Settings(images=store, pool=0, pool_bytes=1 << 30)) as engine:
+        limiter.total_tokens = 2
+        try:
+            builds = [
+                engine.templates.build(document(f"many{number}", f"echo {number % commands} > /etc/many"))
+                for number in range(6)
+            ]
+            with anyio.fail_after(120):
+                built, _ = await asyncio.gather(asyncio.gather(*builds), engine.templates.list())
+        finally:
+            limiter.total_tokens = before
+    assert len({each.layers for each in built}) == commands
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["task", "scope"])
+async def test_a_build_that_nobody_waits_for_ends_with_its_sandbox(store: Path, how: str) -> None:
+    async with AsyncDsec(settings=Settings(images=store, pool=0, pool_bytes=1 << 29)) as engine:
+        text = document("left", f"sleep 600; echo {how} > /etc/left")
+
+        async def watch(*, there: bool = True) -> None:
+            with anyio.fail_after(20):
+                while bool(await engine.sandboxes.list()) is not there:  # noqa: ASYNC110 - seen from outside only
+                    await asyncio.sleep(0.01)
+
+        async with anyio.create_task_group() as group:
+            if how == "scope":
+                group.start_soon(engine.templates.build, text)
+                await watch()
+                group.cancel_scope.cancel()
+        if how == "task":
+            task = asyncio.create_task(engine.templates.build(text))
+            await watch()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await watch(there=False)  # one that was being made is undone in a moment
+        assert await to_thread.run_sync(os.listdir, store / "building") == []
+        quick = await engine.templates.build(document("left", "true"))
+        assert quick.layers
+
+
+def test_a_layer_that_changes_nothing_more_is_not_stacked_twice(dsec: Dsec) -> None:
+    """Grown from an unchanged sandbox, and from one that made the same change again."""
+    build(dsec, "same", '{setup: ["true"]}')
+    name = "same"
+    for change in ("true", "true", "cp /etc/passwd /workspace/x", "cp /etc/passwd /workspace/x"):
+        with dsec.sandboxes.create(name) as sandbox:
+            sandbox.exec(f"cd /workspace && {change} && touch -d @0 . x", user="root")
+            snapshot = sandbox.snapshot()
+        built = dsec.templates.promote(snapshot, "again")
+        dsec.snapshots.remove(snapshot.id)
+        assert len(set(built.layers)) == len(built.layers)
+        name = "again"
+        with dsec.sandboxes.create(name) as sandbox:
+            assert sandbox.exec("true").ok
+
+
+def test_a_build_has_no_session_of_its_own(dsec: Dsec, tmp_path: Path, store: Path) -> None:
+    build(dsec, "session", '{setup: ["env | sort > /etc/environment-of-build"]}')
+    with dsec.sandboxes.create("session") as sandbox:
+        said = sandbox.exec("grep ^SESSION_ID= /etc/environment-of-build; echo $SESSION_ID").text.split()
+        assert said[0] == "SESSION_ID=build"
+        assert said[1] != "build"
+
+
+def test_the_same_set_up_for_another_working_directory_is_checked_again(dsec: Dsec) -> None:
+    build(dsec, "place", '{workdir: /a, setup: ["mkdir /a"]}')
+    with pytest.raises(BadRequest, match=r"runtime\.workdir"):
+        build(dsec, "place", '{workdir: /b, setup: ["mkdir /a"]}')

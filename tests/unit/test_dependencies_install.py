@@ -425,11 +425,13 @@ def installed(tmp_path: Path) -> Path:
     """A tree with one package."""
     tree = tmp_path / "tree"
     (tree / PACKAGES / "pkg").mkdir(parents=True)
+    for name in ("a", "pipe", "fifo", "link"):
+        (tree / PACKAGES / f"pkg/{name}.py").write_text("")
     return tree
 
 
 def taken(tree: Path) -> list[str]:
-    return sorted(str(path.relative_to(tree / PACKAGES)) for path in tree.rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(tree / PACKAGES)) for path in tree.rglob("*.pyc") if path.is_file())
 
 
 def test_byte_code_is_taken_for_directories_that_are_there(tmp_path: Path, installed: Path) -> None:
@@ -437,6 +439,7 @@ def test_byte_code_is_taken_for_directories_that_are_there(tmp_path: Path, insta
     cache = byte_code(made)
     (made / PACKAGES / "stranger/__pycache__").mkdir(parents=True)
     (made / PACKAGES / "stranger/__pycache__/x.pyc").write_bytes(b"code")
+    (cache / "unknown.cpython-311.pyc").write_bytes(b"of no source")
     assert take_bytecode(made, installed, TARGET) == 1
     assert taken(installed) == ["pkg/__pycache__/a.cpython-311.pyc"]
     assert (installed / PACKAGES / "pkg/__pycache__/a.cpython-311.pyc").read_bytes() == b"code"

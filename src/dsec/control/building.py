@@ -192,6 +192,7 @@ def _for_building(spec: SandboxSpec, latest: int) -> SandboxSpec:
     settings = {
         "DEBIAN_FRONTEND": "noninteractive",
         "PYTHONDONTWRITEBYTECODE": "1",  # made later, for all packages at once
+        "SESSION_ID": "build",  # every build's: one of its own would be another each time
         "SOURCE_DATE_EPOCH": str(latest // 10**9),
     }
     return replace(

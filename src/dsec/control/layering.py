@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from anyio import CapacityLimiter
+
 from dsec.control.building import RECIPE as BUILD_RECIPE
 from dsec.control.building import Builder, Step, clear_scratch, steps_of
 from dsec.errors import BadRequest, NotFound, Unsupported
@@ -43,6 +45,7 @@ MOST_LAYERS: Final = 30
 _BYTECODE: Final = "bytecode"
 _LOCKING_AT_ONCE: Final = 4
 _LOCKING_MOST: Final = 256
+_LOOKING_AT_ONCE: Final = 4  # through all files of a base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ class Layering:
         self._locks = root / "locks"
         self._cache = WheelCache(root / "wheels")
         self._locking = Turns(_LOCKING_AT_ONCE, _LOCKING_MOST)
+        self._looking = CapacityLimiter(_LOOKING_AT_ONCE)
 
     async def over(
         self, template: Template, base: Image, strict: bool, update: bool
@@ -98,14 +102,14 @@ class Layering:
     async def _over(
         self, template: Template, base: Image, strict: bool, update: bool
     ) -> tuple[tuple[str, ...], Lock | None]:
-        seen = await attended(partial(self._examined, template, base))
+        seen = await attended(partial(self._examined, template, base), limiter=self._looking)
         lock = await self._lock(template.runtime.dependencies, base, strict, update)
         layers: tuple[str, ...] = ()
         if lock is not None:
             layers = ((await self._dependencies(base, lock)).digest,)
         steps = steps_of(template)
         if steps:
-            layers = ((await self._set_up(template, base, layers, steps, seen)).digest, *layers)
+            layers = _over((await self._set_up(template, base, layers, steps, seen)).digest, layers)
         return layers, lock
 
     def _examined(self, template: Template, base: Image, check: Check) -> _Seen:
@@ -183,7 +187,12 @@ class Layering:
             workdir=runtime.workdir if seen.has_place else "/",
             template=template.name,
         )
-        about = [[step.argv for step in steps], dict(sorted(runtime.env.items())), spec.workdir]
+        about = [
+            [step.argv for step in steps],
+            dict(sorted(runtime.env.items())),
+            spec.workdir,
+            runtime.workdir,
+        ]
 
         async def fill(tree: Path) -> None:
             missing = "" if seen.has_place else runtime.workdir
@@ -231,7 +240,7 @@ class Layering:
                 clear_scratch(tree)
 
             image = await self._keep(_key("snapshot", snapshot), threaded(copy))
-        layers = (image.digest, *spec.layers)
+        layers = _over(image.digest, spec.layers)
         if len(layers) <= MOST_LAYERS:
             return layers
         return ((await self._merged(layers, spec.base_digest)).digest,)
@@ -246,6 +255,11 @@ class Layering:
                 merge_layers(over[::-1], tree, below=[below], check=check)
 
         return await self._keep(_key("merged", *layers, base), threaded(merge))
+
+
+def _over(layer: str, layers: Sequence[str]) -> tuple[str, ...]:
+    """One more on top. What it does is not done twice: below another, the same layer changes nothing that it does not change above."""
+    return (layer, *[each for each in layers if each != layer])
 
 
 def _key(kind: str, *parts: str) -> str:

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from anyio import to_thread
 
-from dsec.control.template_store import TemplateStore, check_tag, from_json, made_of, to_json
-from dsec.errors import BadRequest, DsecError, Unsupported
+from dsec.control.composing import composed
+from dsec.control.layering import MOST_LAYERS
+from dsec.control.template_store import TemplateStore, check_tag, from_json, to_json
+from dsec.errors import BadRequest, DsecError, TooLarge, Unsupported
 from dsec.images.bundle import Bundle
 from dsec.images.carrier import Carrier
 from dsec.images.layer_copy import copy_layer
@@ -22,24 +24,23 @@ from dsec.images.layer_store import check_tree
 from dsec.images.names import HOST
 from dsec.images.tools import Check
 from dsec.images.tree import tree_digest
-from dsec.model.built import Built, Note
+from dsec.model.built import Built
 from dsec.model.checks import shown
 from dsec.model.ids import SnapshotId
-from dsec.model.sandbox import RESERVED, WORKSPACE, SandboxSpec
+from dsec.model.sandbox import RESERVED, USERS, WORKSPACE, Level, SandboxSpec
 from dsec.model.snapshots import SnapshotInfo, SnapshotKind
 from dsec.model.template import Runtime
 from dsec.ports.engine import SharingService, Workplace
 from dsec.ports.storage import Image, Images
 from dsec.stores.sandbox_codec import spec_from_json, spec_to_json
-from dsec.templates.dump import digest as blueprint_of
 
 Look = Callable[[Image], AbstractContextManager[Path]]
 TEMPLATE: Final = "template"
 SNAPSHOT: Final = "snapshot"
 _CHANGES: Final = "changes"
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_TEXT: Final = 4096  # characters
-_NOTES: Final = 1000
+_PACKAGES: Final = 10_000
+_PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}==[A-Za-z0-9.!+_-]{1,200}")
 _HINT: Final = "it was damaged on its way, or somebody made it to do harm: get it from its maker again"
 
 
@@ -143,20 +144,31 @@ class Sharing(SharingService):
 
 
 def _built(bundle: Bundle) -> Built:
-    """What a bundle says of a template, as far as it can be true.  Raises: BadRequest."""
+    """What a bundle says of a template, as far as it can be true: what follows from the template is made of it here, and what no digest
+    covers is not taken over, but for the versions that its maker says are locked.
+
+    Raises: BadRequest, TooLarge.
+    """
     try:
-        built = from_json({**bundle.about, "built_at": time.time()})
+        said = from_json({**bundle.about, "built_at": time.time()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DsecError) as error:
         raise _refused(f"what it says of a template is wrong: {str(error)[:500]}") from error
-    _check_images(built.base, built.base_digest, built.layers)
-    _check_notes((*built.unenforced, *built.floating))
-    lock: object = built.lock
-    if not (isinstance(lock, str) and len(lock) <= _TEXT):
+    _check_images(said.template.runtime.base, said.base_digest, said.layers)
+    if said.lock != "" and not _DIGEST.fullmatch(str(said.lock)):
         raise _refused("its lock is none")
-    said = made_of(built)
-    if built.digest != said:
-        raise _refused(f"what it says is of the template {said}, not {shown(built.digest)}")
-    return replace(built, blueprint=blueprint_of(built.template))
+    if len(said.packages) > _PACKAGES or not all(_PACKAGE.fullmatch(str(each)) for each in said.packages):
+        raise _refused("its list of packages is none")
+    built = composed(
+        said.template,
+        base=said.template.runtime.base,
+        base_digest=said.base_digest,
+        layers=said.layers,
+        lock=said.lock,
+        packages=said.packages,
+    )
+    if said.digest != built.digest:
+        raise _refused(f"what it says is of the template {built.digest}, not {shown(said.digest)}")
+    return built
 
 
 def _snapshot(bundle: Bundle) -> tuple[SandboxSpec, SnapshotKind, str]:
@@ -166,6 +178,10 @@ def _snapshot(bundle: Bundle) -> tuple[SandboxSpec, SnapshotKind, str]:
         spec, kind = _shared(spec_from_json(str(about["spec"]))), SnapshotKind(about["kind"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DsecError) as error:
         raise _refused(f"what it says of a snapshot is wrong: {str(error)[:500]}") from error
+    if spec.level is not Level.CONTAINER:
+        raise _refused(f"level {spec.level.value!r} has no snapshots")
+    if spec.user not in ("", *USERS):
+        raise _refused(f"no sandbox has a user {shown(spec.user)}")
     changes = str(about.get(_CHANGES))
     _check_images(spec.base, spec.base_digest, (*spec.layers, changes))
     return spec, kind, changes
@@ -207,19 +223,13 @@ def _check_images(base: object, base_digest: object, layers: Sequence[object]) -
     for digest in (base_digest, *layers):
         if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
             raise _refused(f"{shown(digest)} is no digest")
-
-
-def _check_notes(notes: Sequence[Note]) -> None:
-    """They are covered by no digest: whoever reads them reads words of whoever made the file.  Raises: BadRequest."""
-    for note in notes[: _NOTES + 1]:
-        texts: tuple[object, ...] = (note.field, note.text, note.why)
-        if (
-            not all(isinstance(text, str) and len(text) <= _TEXT for text in texts)
-            or type(note.line) is not int
-        ):
-            raise _refused("a note of it is none")
-    if len(notes) > _NOTES:
-        raise _refused(f"it has {len(notes)} notes")
+    if len(layers) > MOST_LAYERS + 1:
+        raise TooLarge(
+            f"this file is not let in: it has {len(layers)} layers, and {MOST_LAYERS} are the most",
+            hint=_HINT,
+        )
+    if len({base_digest, *layers}) != 1 + len(layers):
+        raise _refused("one of its layers is there twice")
 
 
 def _refused(why: str) -> BadRequest:

@@ -6,30 +6,23 @@ result is kept under a digest over all of that. Building the same again changes 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
 
 from anyio import to_thread
 
+from dsec.control.composing import composed, floats
 from dsec.control.layering import Layering
-from dsec.control.template_store import TemplateStore, digest_of
+from dsec.control.template_store import TemplateStore
 from dsec.errors import BadRequest, Conflict, NotFound, Unsupported
-from dsec.images.dependencies.lock import Lock
-from dsec.model.built import Built, Note, Tagged
+from dsec.model.built import Built, Tagged
 from dsec.model.ids import SnapshotId
-from dsec.model.sandbox import WORKSPACE, Level, SandboxSpec
+from dsec.model.sandbox import USERS, WORKSPACE, Level, SandboxSpec
 from dsec.model.template import Resources, Runtime, Template
 from dsec.ports.engine import SnapshotService, TemplateService
-from dsec.ports.storage import Image, Images
-from dsec.templates.document import Document, parse
-from dsec.templates.dump import digest as blueprint_of
-from dsec.templates.enforcement import unenforced
-from dsec.templates.versions import floating
-
-_USERS: Final = ("user", "root")  # that every base gets
+from dsec.ports.storage import Images
+from dsec.templates.document import parse
 
 
 class Templates(TemplateService):
@@ -56,13 +49,13 @@ class Templates(TemplateService):
 
     async def build(self, text: bytes, *, source: str, tag: str, strict: bool, update: bool) -> Built:
         document = await to_thread.run_sync(lambda: parse(text, source=source))
-        floats = _floats(document)
-        if strict and floats:
+        loose = floats(document.template, document.places)
+        if strict and loose:
             raise BadRequest(
-                f"{source}: {len(floats)} dependencies float: "
-                + "; ".join(f"line {note.line}: {note.text} ({note.why})" for note in floats[:20]),
+                f"{source}: {len(loose)} dependencies float: "
+                + "; ".join(f"line {note.line}: {note.text} ({note.why})" for note in loose[:20]),
                 hint="pin each with the version that is meant, or build without strict",
-                count=len(floats),
+                count=len(loose),
             )
         template = document.template
         _check_level(template)
@@ -72,7 +65,17 @@ class Templates(TemplateService):
                 f"{source}: base {base.name!r} can change under a template", hint="take a base that cannot"
             )
         layers, lock = await self._layering.over(template, base, strict, update)
-        built = _built(document, base, layers, lock, floats)
+        built = composed(
+            template,
+            base=base.name,
+            base_digest=base.digest,
+            layers=layers,
+            lock=lock.digest if lock is not None else "",
+            packages=tuple(f"{each.name}=={each.version}" for each in lock.packages)
+            if lock is not None
+            else (),
+            places=document.places,
+        )
         return await self._publish(built, tag)
 
     async def _publish(self, built: Built, tag: str) -> Built:
@@ -90,7 +93,16 @@ class Templates(TemplateService):
             )
         said, before = await self._said(spec, name)
         layers = await self._layering.of_snapshot(snapshot, spec)
-        return await self._publish(_promoted(said, spec, layers, before, snapshot), tag)
+        built = composed(
+            said,
+            base=spec.base,
+            base_digest=spec.base_digest,
+            layers=layers,
+            lock=before.lock if before is not None else "",
+            packages=before.packages if before is not None else (),
+            origin=snapshot,
+        )
+        return await self._publish(built, tag)
 
     async def _said(self, spec: SandboxSpec, name: str) -> tuple[Template, Built | None]:
         """The template that a sandbox was of, under another name, and what was built of it; or what its specification says."""
@@ -105,7 +117,9 @@ class Templates(TemplateService):
             user=spec.user or "user",
             workdir=spec.workdir or WORKSPACE,
         )
-        return Template(name=name, version="1", runtime=runtime, resources=Resources(limits=spec.limits)), None
+        return Template(
+            name=name, version="1", runtime=runtime, resources=Resources(limits=spec.limits)
+        ), None
 
     async def find(self, reference: str) -> Built:
         return await to_thread.run_sync(self._store.find, reference)
@@ -143,10 +157,10 @@ class Templates(TemplateService):
 def _check_level(template: Template) -> None:
     """Raises: BadRequest: it asks for files that its level would not show."""
     runtime, plain = template.runtime, Runtime()
-    if runtime.user not in _USERS:
+    if runtime.user not in USERS:
         raise BadRequest(
             f"runtime.user: there is no user {runtime.user!r} in a sandbox",
-            hint=f"one of {', '.join(_USERS)}",
+            hint=f"one of {', '.join(USERS)}",
             field="runtime.user",
         )
     if runtime.level is not Level.PROCESS:
@@ -158,59 +172,3 @@ def _check_level(template: Template) -> None:
                 hint="runtime.level: container",
                 field=f"runtime.{name}",
             )
-
-
-def _floats(document: Document) -> tuple[Note, ...]:
-    return tuple(
-        Note(field=each.field, line=each.place.line, text=each.requirement, why=each.why)
-        for each in floating(document.template, document.places)
-    )
-
-
-def _built(
-    document: Document, base: Image, layers: tuple[str, ...], lock: Lock | None, floats: tuple[Note, ...]
-) -> Built:
-    blueprint = blueprint_of(document.template)
-    locked = lock.digest if lock is not None else ""
-    packages = tuple(f"{each.name}=={each.version}" for each in lock.packages) if lock is not None else ()
-    declared = tuple(
-        Note(field=each.field, line=each.place.line, text=str(each.value), why=each.why)
-        for each in unenforced(document.template, document.places)
-    )
-    return Built(
-        digest=digest_of(blueprint, base.digest, layers, locked),
-        blueprint=blueprint,
-        template=document.template,
-        base=base.name,
-        base_digest=base.digest,
-        layers=layers,
-        lock=locked,
-        packages=packages,
-        unenforced=declared,
-        floating=floats,
-        built_at=time.time(),
-    )
-
-
-def _promoted(
-    said: Template, spec: SandboxSpec, layers: tuple[str, ...], before: Built | None, snapshot: SnapshotId
-) -> Built:
-    blueprint = blueprint_of(said)
-    lock = before.lock if before is not None else ""
-    declared = tuple(
-        Note(field=each.field, line=0, text=str(each.value), why=each.why) for each in unenforced(said)
-    )
-    return Built(
-        digest=digest_of(blueprint, spec.base_digest, layers, lock),
-        blueprint=blueprint,
-        template=said,
-        base=spec.base,
-        base_digest=spec.base_digest,
-        layers=layers,
-        lock=lock,
-        packages=before.packages if before is not None else (),
-        origin=snapshot,
-        unenforced=declared,
-        floating=(),
-        built_at=time.time(),
-    )

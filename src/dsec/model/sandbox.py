@@ -19,6 +19,7 @@ ROOT_UID = 0
 USER_UID = 1000
 USER_HOME = "/home/user"
 WORKSPACE = "/workspace"
+USERS = ("user", "root")  # whom every base has
 BASE = "system"  # the image that is used when none is named
 HOST_BASE = "host"  # shows programs of this machine: no content that could be kept
 RESERVED = "dsec."  # labels that begin so are DSec's own

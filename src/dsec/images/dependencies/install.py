@@ -112,16 +112,16 @@ def bytecode_command(target: PythonTarget) -> tuple[str, ...]:
     """What makes byte code of a layer, when it is run inside a sandbox of the image with the layer writable; :func:`settle` it then.
 
     Only the image's own Python makes what that Python takes, so it is no part of :func:`install`. It is always valid, whatever the
-    time of its source. One Python makes the same bytes of the same source each time. What cannot be compiled has none (status 1).
+    time of its source. No code of the packages runs, not that of ``.pth`` files either. One Python makes the same bytes of the same source each time. What cannot be compiled has none (status 1).
     """
     compile_all = ("-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash")
-    return (target.interpreter, "-I", "-B", *compile_all, target.packages)
+    return (target.interpreter, "-I", "-S", "-B", *compile_all, target.packages)
 
 
 def take_bytecode(made: Path, tree: Path, target: PythonTarget, *, check: Check = unstoppable) -> int:
     """Copy byte code of ``target``'s packages from one tree to another, for directories that are there; how many files.
 
-    What lies beside it stays behind. ``made`` is what a stranger's program left: no link in either tree is followed, and of a file
+    What lies beside it, and byte code without a source, stays behind. ``made`` is what a stranger's program left: no link in either tree is followed, and of a file
     nothing but its bytes is taken. Neither tree may be changed meanwhile.
 
     Raises: OSError.
@@ -163,7 +163,9 @@ def _take(names: Iterable[str], source: int, packages: int, parents: list[str], 
         cache = reached(place, [_CACHE])
         if cache is None:
             return 0
-        return sum(name.endswith(".pyc") and copy_content(name, source, cache, check) for name in names)
+        sources = set(os.listdir(place))
+        wanted = (name for name in names if name.endswith(".pyc") and f"{name.split('.')[0]}.py" in sources)
+        return sum(copy_content(name, source, cache, check) for name in wanted)
     finally:
         os.close(place)
         if cache is not None:
