@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsec import Dsec, Settings
 from dsec.client.sync import Sandbox
+from dsec.control.template_store import TemplateStore, digest_of
 from dsec.errors import BadRequest, Unsupported
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
@@ -129,3 +131,23 @@ def test_what_changes_cannot_be_kept(dsec: Dsec, sandbox: Sandbox) -> None:
         dsec.templates.build(DOCUMENT.replace(b"host", b"host, dependencies: [a==1]"))
     assert {each.mutable for each in dsec.images.list() if "host" in each.names} == {True}
     assert not any(each.mutable for each in dsec.images.list() if "system" in each.names)
+
+
+def test_what_shows_this_machine_is_host_whatever_a_template_says(dsec: Dsec, image_store: Path) -> None:
+    """A record that calls it otherwise, as if somebody had put it there: what may be kept is decided by what is shown."""
+    plain = dsec.templates.build(b"version: '1'\nname: plain\n")
+    here = dsec.templates.get("here")
+    made = digest_of(plain.blueprint, here.base_digest, (), plain.lock)
+    assert plain.base == "system"
+    TemplateStore(image_store / "templates").put(
+        replace(plain, base_digest=here.base_digest, digest=made), "evil"
+    )
+    with dsec.sandboxes.create("plain:evil") as sandbox:
+        assert sandbox.info.spec.base == "host"
+        with pytest.raises(Unsupported, match="base 'host'"):
+            sandbox.snapshot()
+    with dsec.sandboxes.create("plain") as sandbox:  # positive control
+        assert sandbox.info.spec.base == "system"
+        dsec.snapshots.remove(sandbox.snapshot().id)
+    dsec.templates.remove("plain:evil")
+    dsec.templates.remove("plain")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -17,10 +19,15 @@ import pytest
 from dsec import AsyncDsec, Dsec, Settings
 from dsec.client.sync import Sandbox
 from dsec.control import sharing
-from dsec.errors import BadRequest, NotFound
+from dsec.control.template_store import digest_of
+from dsec.errors import BadRequest, Conflict, NotFound
+from dsec.images.bundle import MAGIC, SUM_BYTES, Bundle, head
+from dsec.images.carrier import Carrier
 from dsec.images.gc import collect
 from dsec.images.layer_copy import copy_layer
+from dsec.images.tools import Check
 from dsec.model.built import Built
+from dsec.ports.storage import Image
 from dsec.stores.layers import BtrfsLayers
 from dsec.testing.bundles import forged, manifest_of
 
@@ -249,11 +256,11 @@ def test_whoever_imports_may_go(
     """What he brought goes with him: no snapshot is ever of half of it."""
     file, begun, go, done = tmp_path / "work.dsec", threading.Event(), threading.Event(), threading.Event()
 
-    def slow(source: Path, tree: Path) -> None:
+    def slow(source: Path, tree: Path, *, check: Check) -> None:
         begun.set()
         try:
             go.wait(60)
-            copy_layer(source, tree)
+            copy_layer(source, tree, check=check)
         finally:
             done.set()
 
@@ -292,7 +299,7 @@ def hang(*_, **__):
 
 original = sharing.copy_layer
 if what == "snapshot":
-    sharing.copy_layer = lambda *given: (original(*given), hang())
+    sharing.copy_layer = lambda *given, **named: (original(*given, **named), hang())
 else:
     layer_store.make_erofs = hang
 from pathlib import Path
@@ -342,3 +349,109 @@ def in_pool(home: Path) -> tuple[str, ...]:
             await layers.close()
 
     return anyio.run(read)
+
+
+def test_what_shows_this_machine_is_not_let_in(
+    built: Built, agent: Path, image_store: Path, tmp_path: Path
+) -> None:
+    """A file that calls the base `system` and names the digest that `host` has here."""
+    lie, two = tmp_path / "lie.dsec", linked(image_store, tmp_path / "two")
+    data = agent.read_bytes()
+    with Dsec(settings=settings(two)) as dsec:
+        host = dsec.images.get("host")
+        said = digest_of(built.blueprint, host.digest, built.layers, built.lock)
+        other = renamed(
+            forged(data, {"base_digest": host.digest, "digest": said}), built.base_digest, host.digest
+        )
+        lie.write_bytes(other)
+        before = files(two)
+        with pytest.raises(BadRequest, match="programs of this machine"):
+            dsec.templates.import_(lie)
+        assert files(two) == before
+        assert dsec.templates.list() == ()
+
+
+def renamed(bundle: bytes, tree: str, digest: str) -> bytes:
+    """One of its trees is said to be another."""
+    manifest = manifest_of(bundle)
+    begin = len(MAGIC) + 8 + int.from_bytes(bundle[len(MAGIC) : len(MAGIC) + 8], "big")
+    trees = [
+        (digest if each["digest"] == tree else each["digest"], each["size"]) for each in manifest["trees"]
+    ]
+    whole = head(manifest["kind"], manifest["about"], trees) + bundle[begin:-SUM_BYTES]
+    return whole + hashlib.sha256(whole).digest()
+
+
+def test_one_who_goes_takes_nothing_of_another_who_imports_the_same(
+    agent: Path, built: Built, image_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = linked(image_store, tmp_path / "two")
+    first, original = asyncio.Event(), Carrier.images
+
+    async def slow(carrier: Carrier, bundle: Bundle, digests: Sequence[str]) -> tuple[Image, ...]:
+        found = await original(carrier, bundle, digests)
+        if first.is_set():
+            await asyncio.Event().wait()
+        first.set()
+        return found
+
+    async def work() -> None:
+        monkeypatch.setattr(Carrier, "images", slow)
+        async with AsyncDsec(settings=settings(two)) as dsec:
+            importing = [asyncio.create_task(dsec.templates.import_(agent)) for _ in range(2)]
+            (done,), (other,) = await asyncio.wait(importing, return_when=asyncio.FIRST_COMPLETED)
+            assert done.result().digest == built.digest
+            other.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await other
+            with pytest.raises(Conflict, match="template-"):
+                await dsec.images.remove(built.base_digest)
+            await asyncio.to_thread(collect, two, budget=0, grace=0)
+            async with await dsec.sandboxes.create("agent") as sandbox:
+                assert (await sandbox.exec("cat /workspace/tree/file", user="root")).text == "one"
+
+    asyncio.run(work())
+
+
+def test_room_is_made_after_layers_and_imports(agent: Path, image_store: Path, tmp_path: Path) -> None:
+    """What nobody has asked for in an hour goes, when more is kept than there may be."""
+    two = linked(image_store, tmp_path / "two")
+    small = replace(settings(two), images_bytes=2**20)
+
+    def old_one() -> Path:
+        path = two / "images" / f"{'e' * 64}.erofs"
+        path.write_bytes(bytes(2**20))
+        os.utime(path, (1, 1))
+        return path
+
+    document = b"version: '1'\nname: layered\nruntime: {setup: ['echo x > /etc/x']}\n"
+    with Dsec(settings=small) as dsec:
+        for make in (
+            lambda: dsec.templates.import_(agent),
+            lambda: dsec.templates.build(document),
+        ):
+            path = old_one()
+            make()
+            assert not path.exists()
+        with dsec.sandboxes.create("layered") as sandbox:
+            snapshot = sandbox.snapshot()
+        dsec.snapshots.export(snapshot, tmp_path / "work.dsec")
+        path = old_one()
+        dsec.snapshots.import_(tmp_path / "work.dsec")
+        assert not path.exists()
+
+
+def test_what_was_promoted_goes_with_its_template(image_store: Path, tmp_path: Path) -> None:
+    two = linked(image_store, tmp_path / "two")
+    with Dsec(settings=settings(two)) as dsec:
+        with dsec.sandboxes.create() as sandbox:
+            assert sandbox.exec("echo secret > /workspace/kept").ok
+            promoted = dsec.templates.promote(sandbox.snapshot(), "kept")
+        layer = two / "images" / f"{promoted.layers[0].removeprefix('sha256:')}.erofs"
+        collect(two, grace=0)
+        assert layer.exists()
+        dsec.templates.remove("kept")
+        collect(two, grace=0)
+        assert not layer.exists()
+        assert not list((two / "made").iterdir())
+        assert [each.names for each in dsec.images.list()] == [("system",)]

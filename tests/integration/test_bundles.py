@@ -16,10 +16,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dsec.errors import BadRequest, DsecError, StorageFull, TooLarge
+from dsec.errors import BadRequest, DsecError, StorageFull, TooLarge, Unsupported
 from dsec.images.attributes import OPAQUE
 from dsec.images.bundle import MAGIC, SUM_BYTES, head
 from dsec.images.carrier import Carrier
+from dsec.images.host import build_skeleton
+from dsec.images.layer_copy import copy_layer
+from dsec.images.limits import LATEST
+from dsec.images.store import ImageStore
 from dsec.images.tree import tree_digest
 from dsec.ports.storage import Image
 from dsec.stores.mounts import mount_image
@@ -310,3 +314,68 @@ def test_another_kind_is_told(tmp_path: Path) -> None:
     with pytest.raises(DsecError, match="snapshot"):
         anyio.run(imported, tmp_path / "store", whole + hashlib.sha256(whole).digest())
     assert json.loads(whole[len(MAGIC) + 8 : -1])["kind"] == "snapshot"
+
+
+def bundle_of_two(first: tuple[str, bytes], second: tuple[str, bytes]) -> bytes:
+    parts = [(digest, gzip.compress(archive, mtime=0)) for digest, archive in (first, second)]
+    whole = head("test", ABOUT, [(digest, len(body)) for digest, body in parts])
+    whole += b"".join(body for _, body in parts)
+    return whole + hashlib.sha256(whole).digest()
+
+
+def digest_of(archive: bytes, store: Path) -> str:
+    """Of the tree in it."""
+    with pytest.raises(BadRequest, match="what is said to be") as caught:
+        anyio.run(imported, store, bundle_of(f"sha256:{'0' * 64}", archive))
+    return str(caught.value.facts["found"])
+
+
+def test_no_tree_is_kept_unless_all_are_what_they_should_be(tmp_path: Path) -> None:
+    good, other = layer(ROOT, file("a", b"x")), layer(ROOT, file("b", b"y"))
+    digests = [digest_of(archive, tmp_path / "store") for archive in (good, other)]
+    lie = bundle_of_two((digests[0], good), (f"sha256:{'0' * 64}", other))
+    with pytest.raises(BadRequest, match="what is said to be"):
+        anyio.run(imported, tmp_path / "store", lie)
+    assert not left(tmp_path / "store")
+    honest = bundle_of_two((digests[0], good), (digests[1], other))  # positive control
+    assert [image.digest for image in anyio.run(imported, tmp_path / "store", honest)] == digests
+    assert not list((tmp_path / "store/names").iterdir()), "nothing but who needs it keeps what came in"
+
+
+@pytest.mark.parametrize("path", ["lost+found", "d/lost+found", "d/lost+found.txt"])
+def test_what_no_image_can_hold_is_refused_by_its_path(tmp_path: Path, path: str) -> None:
+    """mkfs.erofs passes over such names: the image would lack what its digest covers."""
+    archive = layer(ROOT, directory("d"), file(path))
+    with pytest.raises(Unsupported, match=path.replace("+", "[+]")):
+        anyio.run(imported, tmp_path / "store", bundle_of(digest_of(archive, tmp_path / "store"), archive))
+    assert not left(tmp_path / "store")
+
+
+def test_the_latest_date_that_is_kept_goes_along(tmp_path: Path) -> None:
+    source, tree = tmp_path / "source", tmp_path / "tree"
+    for path in (source, tree):
+        path.mkdir()
+    (source / "late").write_bytes(b"")
+    os.utime(source / "late", ns=(0, LATEST + 10**12))
+    copy_layer(source, tree)
+    assert (tree / "late").stat().st_mtime_ns == LATEST
+    data = anyio.run(exported, tmp_path / "one", tree)
+    (image,) = anyio.run(imported, tmp_path / "two", data)
+    assert image.digest == tree_digest(tree)
+    beyond = layer(ROOT, file("a", pax={"mtime": f"{LATEST // 10**9 + 1}.000000000"}))
+    with pytest.raises(BadRequest, match="date"):
+        anyio.run(imported, tmp_path / "three", bundle_of(f"sha256:{'0' * 64}", beyond))
+
+
+def test_a_bundle_never_means_what_shows_this_machine(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    host = anyio.run(ImageStore(store).get, "host")
+    forged = bundle_of(host.digest, layer(ROOT, file("any")))
+    with pytest.raises(BadRequest, match="programs of this machine"):
+        anyio.run(imported, store, forged)
+    skeleton = tmp_path / "skeleton"
+    skeleton.mkdir()
+    build_skeleton(skeleton)
+    assert tree_digest(skeleton) != host.digest, (
+        "a tree that comes from elsewhere is never taken for base host"
+    )

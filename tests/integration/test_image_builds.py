@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from dsec.errors import (
     TooLarge,
     Unsupported,
 )
-from dsec.images import host
+from dsec.images import host, system
 from dsec.images.gc import collect
 from dsec.images.registry import fetch
 from dsec.images.store import ImageStore
@@ -38,6 +39,7 @@ from dsec.testing.registries import Registry, docker_registry, small_registry
 
 pytestmark = [pytest.mark.needs_root]
 
+ENTRY = "00000000-0000-4000-8000-000000000000"
 LAYERS = (layer(directory("etc"), file("etc/motd", b"hello\n")),)
 
 BUILDER = """
@@ -154,6 +156,46 @@ def test_host_is_a_skeleton_and_says_what_it_shows(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("dsec.images.host.shown", lambda *_: ("/usr/bin",))
     monkeypatch.setattr("dsec.images.host.fingerprint", lambda: "another")
     assert get(tmp_path / "store", "host").shows == ("/usr/bin",)
+
+
+def test_nothing_but_host_shows_this_machine(tmp_path: Path) -> None:
+    """Whatever is said to be pinned: the digest of what shows this machine is no other base's."""
+    store, name = tmp_path / "store", f"oci:{make.write_layout(tmp_path / 'layout', LAYERS)}"
+    image = get(store, "host")
+    with pytest.raises(Conflict, match="not sha256"):
+        get(store, f"{name}@{image.digest}")
+    plain = get(store, name)
+    assert get(store, f"{name}@{plain.digest}").digest == plain.digest  # positive control
+
+
+def test_an_image_has_all_that_its_tree_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool, tree, target = system.require_builder(), tmp_path / "tree", tmp_path / "image"
+    (tree / "d/e").mkdir(parents=True)
+    (tree / "a").write_text("x")
+    (tree / "d/again").hardlink_to(tree / "a")
+    (tree / "d/link").symlink_to("a")
+    os.mkfifo(tree / "d/pipe")
+    os.mknod(tree / "d/gone", stat.S_IFCHR, os.makedev(0, 0))
+    (tree / "d/gone-too").hardlink_to(tree / "d/gone")
+    system.make_erofs(tool, tree, target, ENTRY)
+    target.unlink()
+    (tree / "d/e/lost+found2").mkdir()
+    with pytest.raises(Unsupported, match=r"/d/e/lost\+found2"):
+        system.make_erofs(tool, tree, target, ENTRY)
+    assert not target.exists()
+    monkeypatch.setattr(system, "_PASSED_OVER", "none")  # as if there was another reason
+    with pytest.raises(Unsupported, match="7 of the 8"):
+        system.make_erofs(tool, tree, target, ENTRY)
+
+
+def test_an_empty_place_for_lost_files_is_dropped_and_a_full_one_refused(tmp_path: Path) -> None:
+    empty = make.write_layout(tmp_path / "empty", (layer(directory("lost+found"), file("a", b"x")),))
+    image = get(tmp_path / "store", f"oci:{empty}")
+    plain = make.write_layout(tmp_path / "plain", (layer(file("a", b"x")),))
+    assert image.digest == get(tmp_path / "store", f"oci:{plain}").digest
+    full = make.write_layout(tmp_path / "full", (layer(directory("lost+found"), file("lost+found/a", b"x")),))
+    with pytest.raises(Unsupported, match=r"lost\+found"):
+        get(tmp_path / "store", f"oci:{full}")
 
 
 def test_a_store_that_was_tampered_with_shows_nothing_else(tmp_path: Path) -> None:
@@ -294,7 +336,9 @@ echo "$@" >{place}/said
 for word in "$@"; do
   case $word in
     */debian.tar) cp {place}/system.tar "$word" || exit 1;;
-    broken) echo "E: The repository 'http://x broken Release' does not have a Release file." >&2; exit 25;;
+    broken|bookwrm) echo "E: The repository 'http://x $word Release' does not have a Release file." >&2; exit 25;;
+    dark) echo "  Could not connect to x:80
+E: The repository 'http://x $word Release' does not have a Release file." >&2; exit 25;;
     slow) sleep 61.25 & sleep 61.25;;
     lonely) echo "E: Could not resolve 'mirror.example'" >&2; exit 25;;
   esac
@@ -343,8 +387,12 @@ def test_debian_is_what_mmdebstrap_installed_less_the_machine(tmp_path: Path, mm
 
 
 def test_debian_that_cannot_be_installed_says_why(tmp_path: Path, mmdebstrap: Path) -> None:
-    with pytest.raises(NotFound, match="no Debian suite 'broken'"):
+    with pytest.raises(NotFound, match="no Debian suite 'broken'.*suites are"):
         get(tmp_path / "store", "debian:broken")
+    with pytest.raises(NotFound, match=r"no Debian suite 'bookwrm'.*did you mean debian:bookworm\?"):
+        get(tmp_path / "store", "debian:bookwrm")
+    with pytest.raises(RuntimeUnavailable, match="Could not connect"):
+        get(tmp_path / "store", "debian:dark")
     with pytest.raises(RuntimeUnavailable, match=r"Could not resolve 'mirror\.example'"):
         get(tmp_path / "store", "debian:lonely")
     assert os.listdir(tmp_path / "store/building") == os.listdir(tmp_path / "store/names") == []
