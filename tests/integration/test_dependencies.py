@@ -40,6 +40,7 @@ from dsec.images.dependencies.lock import Lock
 from dsec.images.dependencies.resolve import fetch, resolve
 from dsec.images.dependencies.target import PythonTarget, read_target
 from dsec.images.store import ImageStore
+from dsec.images.tools import Stopped
 from dsec.images.tree import tree_digest
 from dsec.stores.mounts import mount_image
 from dsec.testing.wheels import make_wheel
@@ -447,6 +448,24 @@ def test_killed_in_the_middle_of_a_download(
     assert is_clean(cache)
     asked = server.asked  # type: ignore[attr-defined]
     assert (asked.count("/a-1.0-py3-none-any.whl"), asked.count("/stuck-1.0-py3-none-any.whl")) == (1, 2)
+
+
+def test_a_download_that_nobody_waits_for_ends(
+    monkeypatch: pytest.MonkeyPatch, wheels: Path, cache: WheelCache, server: http.server.ThreadingHTTPServer
+) -> None:
+    only_this_machine(monkeypatch)
+    monkeypatch.setenv("PIP_TRUSTED_HOST", "127.0.0.1")
+    make_wheel(wheels, "stuck", files={"b": os.urandom(200_000)})
+    index = Index(none=True, links=(f"http://127.0.0.1:{server.server_port}/",))
+
+    def check() -> None:
+        if server.half.is_set():  # type: ignore[attr-defined]
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        resolve(["stuck"], TARGET, cache=cache, index=index, check=check)
+    assert not any(str(cache.root / "work") in line for line in running())
+    assert is_clean(cache)
 
 
 def running() -> list[str]:

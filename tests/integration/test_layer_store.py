@@ -19,11 +19,12 @@ from dsec.images import layer_store
 from dsec.images.attended import threaded
 from dsec.images.builds import open_lock, try_lock
 from dsec.images.layer_store import LayerStore
-from dsec.images.tools import Check
+from dsec.images.system import make_erofs
+from dsec.images.tools import Check, Stopped
 from dsec.images.tree import tree_digest
 from dsec.testing.harness import until
 
-pytestmark = [pytest.mark.needs_root, pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
 MANY = 41
 
 
@@ -67,6 +68,7 @@ class Filling:
         self.now -= 1
 
 
+@pytest.mark.anyio
 @pytest.mark.usefixtures("one_thread")
 async def test_many_who_ask_for_one_layer_make_it_once(root: Path) -> None:
     store, fill = LayerStore(root), Filling()
@@ -75,6 +77,7 @@ async def test_many_who_ask_for_one_layer_make_it_once(root: Path) -> None:
     assert fill.count == 1
 
 
+@pytest.mark.anyio
 @pytest.mark.usefixtures("one_thread")
 async def test_many_layers_are_made_a_few_at_a_time(root: Path) -> None:
     store, fill = LayerStore(root), Filling()
@@ -84,6 +87,7 @@ async def test_many_layers_are_made_a_few_at_a_time(root: Path) -> None:
     assert 1 < fill.most <= layer_store.AT_ONCE
 
 
+@pytest.mark.anyio
 async def test_too_many_are_refused_at_once(root: Path) -> None:
     store, gate = LayerStore(root, at_once=1, most=2), asyncio.Event()
 
@@ -107,6 +111,7 @@ def is_free(path: Path) -> bool:
         os.close(descriptor)
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("how", ["task", "scope"])
 @pytest.mark.parametrize("where", ["thread", "loop"])
 async def test_a_maker_who_is_cancelled_leaves_nothing(root: Path, how: str, where: str) -> None:
@@ -148,6 +153,7 @@ async def test_a_maker_who_is_cancelled_leaves_nothing(root: Path, how: str, whe
     await store.keep("layer", Filling())
 
 
+@pytest.mark.anyio
 async def test_who_waits_for_another_can_go(root: Path) -> None:
     store, gate = LayerStore(root), asyncio.Event()
 
@@ -165,6 +171,7 @@ async def test_who_waits_for_another_can_go(root: Path) -> None:
     assert (await first).digest == (await store.keep("layer", fill)).digest
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("number", "kind"),
     [(errno.ENOSPC, StorageFull), (errno.EIO, StoreDamaged), (errno.EMFILE, Busy)],
@@ -179,6 +186,7 @@ async def test_errors_of_the_disk_are_told_by_name(root: Path, number: int, kind
     assert await to_thread.run_sync(os.listdir, root / "building") == []
 
 
+@pytest.mark.anyio
 async def test_trees_are_adopted_all_together_and_without_a_name(root: Path, tmp_path: Path) -> None:
     digests = []
     for number in range(2):
@@ -204,3 +212,19 @@ async def test_trees_are_adopted_all_together_and_without_a_name(root: Path, tmp
         raise AssertionError("it is stored already")
 
     await store.adopt(dict.fromkeys(digests, refuse))
+
+
+def test_a_maker_of_images_dies_when_nobody_waits(tmp_path: Path) -> None:
+    tool, told = tmp_path / "mkfs", tmp_path / "pid"
+    tool.write_text(f"#!/bin/sh\necho $$ > {told}.half && mv {told}.half {told}\nexec sleep 600\n")
+    tool.chmod(0o700)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+
+    def check() -> None:
+        if told.exists():
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        make_erofs(str(tool), tree, tmp_path / "image", "x", check=check)
+    assert not os.path.exists(f"/proc/{told.read_text().strip()}")
