@@ -16,6 +16,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_example(example: str, image_store: Path, tmp_path: Path) -> None:
     (tmp_path / "store").symlink_to(image_store)
+
+    def templates() -> set[Path]:
+        return set(image_store.rglob("tags/*/*"))
+
+    before = templates()
     done = subprocess.run(
         [sys.executable, EXAMPLES / example],
         cwd=tmp_path,
@@ -27,3 +32,4 @@ def test_example(example: str, image_store: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
+    assert templates() == before, "it leaves no template"

@@ -387,7 +387,7 @@ def test_debian_is_what_mmdebstrap_installed_less_the_machine(tmp_path: Path, mm
 
 
 def test_debian_that_cannot_be_installed_says_why(tmp_path: Path, mmdebstrap: Path) -> None:
-    with pytest.raises(NotFound, match="no Debian suite 'broken'.*suites are"):
+    with pytest.raises(NotFound, match=r"no Debian suite 'broken'.*suites are"):
         get(tmp_path / "store", "debian:broken")
     with pytest.raises(NotFound, match=r"no Debian suite 'bookwrm'.*did you mean debian:bookworm\?"):
         get(tmp_path / "store", "debian:bookwrm")

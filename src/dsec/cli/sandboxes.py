@@ -88,7 +88,7 @@ def create(
     opt.check_net(net)
     volumes = opt.volumes(volume)
     limits = opt.limits(memory, cpus, pids, disk)
-    variables, labels = opt.pairs("env", env), opt.pairs("label", label)
+    given = {"env": opt.pairs("env", env), "labels": opt.pairs("label", label)}
     announce_build(level or Level.CONTAINER)
 
     async def work(signals: Signals) -> int:
@@ -102,10 +102,9 @@ def create(
                     idle=idle,
                     limits=limits,
                     read_only=read_only,
-                    env=variables,
                     volumes=volumes,
-                    labels=labels,
                     project=project,
+                    **given,
                 )
         if as_json:
             put_json(info_json(sandbox.info))

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,14 @@ _MIRROR: Final = "http://deb.debian.org/debian"
 _SECURITY: Final = "http://deb.debian.org/debian-security"
 _ROLLING: Final = frozenset({"sid", "unstable", "experimental"})
 _ONE_LINE: Final = re.compile(r"deb\s+(?:\[[^\]]*\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)")
+_SUITES: Final = (
+    *("bullseye", "bookworm", "trixie", "forky", "sid"),
+    *("oldstable", "stable", "testing", "unstable", "experimental"),
+)
+_UNREACHED: Final = re.compile(
+    r"Could not (resolve|connect)|Temporary failure|[Cc]onnection (failed|timed out|refused)|Unable to connect"
+)
+_LAST_WORDS: Final = 4000  # bytes of mmdebstrap's log
 _OURS: Final = re.compile(r"https?://(?:[^/@]*@)?(?P<rest>[A-Za-z0-9.:\[\]-]+(?:/[A-Za-z0-9._~/-]*)?)")
 
 
@@ -70,7 +79,6 @@ def build(
     # Scripts of packages run with namespaces of their own around them; mode `unshare` gives them a user namespace, too, and
     # is the faster (32 s against 40 s with mode `root` where it was measured).
     options = [
-        "--quiet",
         "--mode=unshare",
         "--variant=minbase",
         "--format=tar",
@@ -80,7 +88,7 @@ def build(
     command = enclosed([tool, *options, suite, str(archive), *lines])
     status = run(command, seconds=_SECONDS, env=environment() | {"TMPDIR": str(work)}, log=log, watch=check)
     if status != 0:
-        raise _failed(suite, tail(log))
+        raise _failed(suite, log)
     progress("unpacking it")
     return unpack(
         tree, [LayerFile(path=archive)], made_after=started, apt_sources=public_sources(suite), check=check
@@ -177,15 +185,21 @@ def _pairs(fields: dict[str, str]) -> Iterator[tuple[str, str]]:
                 yield uri, suite
 
 
-def _failed(suite: str, words: str) -> NotFound | RuntimeUnavailable:
-    if "does not have a Release file" in words:
+def _failed(suite: str, log: Path) -> NotFound | RuntimeUnavailable:
+    """What the log of mmdebstrap means; its notes are left out."""
+    said = [line.rstrip() for line in tail(log, _LAST_WORDS).splitlines()]
+    words = "\n".join(line for line in said if line and not line.startswith("I: "))
+    if f"{suite} Release' does not have a Release file" in words and not _UNREACHED.search(words):
+        near = get_close_matches(suite, _SUITES, 1)
         return NotFound(
-            f"no Debian suite {suite!r} at the sources of this machine: {words}",
-            hint="check the name",
+            f"there is no Debian suite {suite!r} at the sources of this machine's apt",
+            hint=f"did you mean debian:{near[0]}?"
+            if near
+            else f"suites are {', '.join(_SUITES)}, and earlier ones",
             suite=suite,
         )
     return RuntimeUnavailable(
-        f"base 'debian:{suite}' could not be installed: {words}",
+        f"base 'debian:{suite}' could not be installed:\n{words or 'mmdebstrap said nothing'}",
         hint="are the sources of apt reachable?",
         suite=suite,
     )
