@@ -20,7 +20,7 @@ from dsec import AsyncDsec, Dsec, Settings
 from dsec.client.sync import Sandbox
 from dsec.control import sharing
 from dsec.control.template_store import digest_of
-from dsec.errors import BadRequest, Conflict, NotFound
+from dsec.errors import BadRequest, Conflict, NotFound, TooLarge
 from dsec.images.bundle import MAGIC, SUM_BYTES, Bundle, head
 from dsec.images.carrier import Carrier
 from dsec.images.gc import collect
@@ -142,9 +142,10 @@ def lies(built: Built) -> Iterator[tuple[str, dict[str, object]]]:
     yield "another lock", {"lock": zero}
     yield "no template", {"template": {"name": "agent"}}
     yield "a name that is none", {"template": {"name": "../../etc", "version": "1"}}
-    yield "a base that is no name", {"base": 7}
-    yield "a note that is none", {"floating": [{"field": [], "line": 1, "text": "", "why": ""}]}
-    yield "more than there is", {"more": 1}
+    yield "a layer twice", {"layers": [built.layers[0], built.layers[0]]}
+    yield "the base as a layer", {"layers": [built.base_digest]}
+    yield "words as a lock", {"lock": "\ud800"}
+    yield "words as packages", {"packages": ["one", "\x1b[31m=="]}
     yield "a path as digest", {"base_digest": "sha256:../../../etc/passwd"}
 
 
@@ -162,14 +163,21 @@ def test_lies_about_a_template_are_refused_and_leave_nothing(
             with pytest.raises(BadRequest):
                 dsec.templates.import_(lie)
             assert dsec.templates.list() == (), what
+        lie.write_bytes(forged(data, {"layers": [f"sha256:{number:064x}" for number in range(5000)]}))
+        with pytest.raises(TooLarge):
+            dsec.templates.import_(lie)
         lie.write_bytes(data[:-1000])
         with pytest.raises(BadRequest):
             dsec.templates.import_(lie)
         with pytest.raises(BadRequest, match="agent:"):
             dsec.templates.import_(agent, tag="../x")
         assert files(two) == before, "nothing was let in"
-        lie.write_bytes(forged(data, {}))  # positive control: made by the same hand
-        assert dsec.templates.import_(lie).digest == built.digest
+        # Positive control, made by the same hand. What no digest covers, and what nobody knows yet, says nothing here.
+        lie.write_bytes(forged(data, {"base": "docker://trusted.example/x", "unenforced": [], "later": 1}))
+        found = dsec.templates.import_(lie)
+        assert found.digest == built.digest
+        assert found.base == built.template.runtime.base
+        assert {note.field for note in found.unenforced} == {note.field for note in built.unenforced}
 
 
 def test_a_snapshot_goes_to_another_engine(one: Path, built: Built, tmp_path: Path) -> None:
@@ -224,6 +232,8 @@ def test_what_is_no_snapshot_leaves_none(one: Path, built: Built, tmp_path: Path
             {"spec": json.dumps({**spec, "user": "x" * 10_000})},
             {"spec": json.dumps({**spec, "limits": {"pids": -1}})},
             {"spec": json.dumps({**spec, "level": "none"})},
+            {"spec": json.dumps({**spec, "level": "process"})},
+            {"spec": json.dumps({**spec, "user": "nosuch"})},
         ):
             lie.write_bytes(forged(data, wrong))
             with pytest.raises(BadRequest):

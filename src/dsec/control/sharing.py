@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,7 +14,7 @@ from anyio import to_thread
 
 from dsec.control.composing import composed
 from dsec.control.layering import MOST_LAYERS
-from dsec.control.template_store import TemplateStore, check_tag, from_json, to_json
+from dsec.control.template_store import TemplateStore, check_tag
 from dsec.errors import BadRequest, DsecError, TooLarge, Unsupported
 from dsec.images.bundle import Bundle
 from dsec.images.carrier import Carrier
@@ -33,6 +32,8 @@ from dsec.model.template import Runtime
 from dsec.ports.engine import SharingService, Workplace
 from dsec.ports.storage import Image, Images
 from dsec.stores.sandbox_codec import spec_from_json, spec_to_json
+from dsec.templates.dump import canonical_json
+from dsec.templates.restore import restore
 
 Look = Callable[[Image], AbstractContextManager[Path]]
 TEMPLATE: Final = "template"
@@ -74,7 +75,7 @@ class Sharing(SharingService):
 
     async def export_template(self, reference: str) -> AsyncIterator[bytes]:
         built = await to_thread.run_sync(self._store.find, reference)
-        facts = to_json(replace(built, built_at=0.0))  # which tells where it was built, not what it is
+        facts = _facts(built)
         trees = await self._trees(built.base, (built.base_digest, *built.layers))
         async with aclosing(self._carrier.pack(TEMPLATE, facts, trees)) as pieces:
             async for piece in pieces:
@@ -143,31 +144,48 @@ class Sharing(SharingService):
                 return await self._place.arrivals.adopt(spec, kind, fill, own.size)
 
 
+def _facts(built: Built) -> dict[str, Any]:
+    """What it is, and not when and where it was made."""
+    return {
+        "digest": built.digest,
+        "template": json.loads(canonical_json(built.template)),
+        "base_digest": built.base_digest,
+        "layers": list(built.layers),
+        "lock": built.lock,
+        "packages": list(built.packages),
+    }
+
+
 def _built(bundle: Bundle) -> Built:
     """What a bundle says of a template, as far as it can be true: what follows from the template is made of it here, and what no digest
     covers is not taken over, but for the versions that its maker says are locked.
 
     Raises: BadRequest, TooLarge.
     """
+    about: Mapping[str, Any] = bundle.about
     try:
-        said = from_json({**bundle.about, "built_at": time.time()})
+        template, lock = restore(about["template"]), about["lock"]
+        layers, packages = tuple(about["layers"]), tuple(about["packages"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DsecError) as error:
         raise _refused(f"what it says of a template is wrong: {str(error)[:500]}") from error
-    _check_images(said.template.runtime.base, said.base_digest, said.layers)
-    if said.lock != "" and not _DIGEST.fullmatch(str(said.lock)):
+    base = template.runtime.base
+    _check_images(base, about.get("base_digest"), layers)
+    if lock != "" and not (isinstance(lock, str) and _DIGEST.fullmatch(lock)):
         raise _refused("its lock is none")
-    if len(said.packages) > _PACKAGES or not all(_PACKAGE.fullmatch(str(each)) for each in said.packages):
+    if len(packages) > _PACKAGES or not all(
+        isinstance(each, str) and _PACKAGE.fullmatch(each) for each in packages
+    ):
         raise _refused("its list of packages is none")
     built = composed(
-        said.template,
-        base=said.template.runtime.base,
-        base_digest=said.base_digest,
-        layers=said.layers,
-        lock=said.lock,
-        packages=said.packages,
+        template,
+        base=base,
+        base_digest=about["base_digest"],
+        layers=layers,
+        lock=lock,
+        packages=packages,
     )
-    if said.digest != built.digest:
-        raise _refused(f"what it says is of the template {built.digest}, not {shown(said.digest)}")
+    if about.get("digest") != built.digest:
+        raise _refused(f"what it says is of the template {built.digest}, not {shown(about.get('digest'))}")
     return built
 
 
