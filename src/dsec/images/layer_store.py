@@ -16,7 +16,7 @@ from dsec.errors import BadRequest, StoreDamaged
 from dsec.images.attended import Fill, Turns, attended, cancelled_once
 from dsec.images.builds import alone, locked, remove, work_directory
 from dsec.images.disk import typed
-from dsec.images.shelf import Shelf
+from dsec.images.shelf import Shelf, make_ready
 from dsec.images.system import make_erofs, require_builder
 from dsec.images.tools import Check
 from dsec.images.tree import has_attributes, tree_digest
@@ -131,10 +131,11 @@ class LayerStore:
         return _Made(digest, file)
 
     def _publish(self, key: str, made: list[_Made]) -> list[Image]:
+        ready = [make_ready(each.file) for each in made]  # before: the lock is for moments
         with locked(self._root / "lock"):
             return [
-                self._shelf.publish(key, key or each.digest, each.file, {"digest": each.digest})
-                for each in made
+                self._shelf.publish(key, key or each.digest, each.file, {"digest": each.digest}, facts)
+                for each, facts in zip(made, ready, strict=True)
             ]
 
     @asynccontextmanager

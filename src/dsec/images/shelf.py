@@ -124,27 +124,29 @@ class Shelf:
             raise damaged(path, f"is of {facts['digest']}")
         return self.load("", name, facts, full=full)
 
-    def publish(self, key: str, name: str, file: Path, meaning: Meaning) -> Image:
+    def publish(
+        self, key: str, name: str, file: Path, meaning: Meaning, ready: Meaning | None = None
+    ) -> Image:
         """Take ``file`` in. File first, then facts, then the name ("" = none): who sees the name sees a whole image.
+
+        Args:
+            ready: what :func:`make_ready` said of it, before whoever calls this had the lock of the store; None = it is asked now.
 
         Raises: Denied, StorageFull, StoreDamaged.
         """
         with typed(self.root):
-            return self._publish(key, name, file, meaning)
+            return self._publish(key, name, file, meaning, make_ready(file) if ready is None else ready)
 
-    def _publish(self, key: str, name: str, file: Path, meaning: Meaning) -> Image:
+    def _publish(self, key: str, name: str, file: Path, meaning: Meaning, ready: Meaning) -> Image:
         image = self.image(name, meaning)
         config = {"config": asdict(image.config)} if image.config else {}
         shows = {"shows": image.shows} if image.shows else {}
         known = {"digest": image.digest, "sources": image.sources, **config, **shows}
         image.path.with_suffix(".used").touch(mode=0o600)
         if not self._is_whole(image.path):
-            file.chmod(0o400)
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-            facts = {"file": file_digest(file), "size": file.stat().st_size, "created": int(time.time())}
             file.rename(image.path)
-            write_whole(image.path.with_suffix(".json"), json.dumps(known | facts).encode())
+            facts = {**known, **ready, "created": int(time.time())}
+            write_whole(image.path.with_suffix(".json"), json.dumps(facts).encode())
             write_whole(image.path.with_suffix(".checked"), _stamp(image.path).encode())
         if key:
             write_whole(self._meaning(key), json.dumps({"name": name, **meaning, **known}).encode())
@@ -226,6 +228,14 @@ class Shelf:
             f"remove {self._meaning(key)}; the image is built again" if key else "build what names it again"
         )
         return StoreDamaged(f"image {name!r}: {what}", hint=hint, name=name)
+
+
+def make_ready(file: Path) -> Meaning:
+    """Write the file of an image out, and read it: what is known of it from then on. As long as it is large.  Raises: OSError."""
+    file.chmod(0o400)
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+    return {"file": file_digest(file), "size": file.stat().st_size}
 
 
 def read_json(path: Path) -> Meaning:

@@ -26,7 +26,7 @@ from dsec.images.catalogue import take_out
 from dsec.images.disk import of_disk, typed
 from dsec.images.names import HINT, HOST, SYSTEM, BaseName, parse
 from dsec.images.packages import fingerprint, system_packages
-from dsec.images.shelf import DIGEST, Meaning, Shelf
+from dsec.images.shelf import DIGEST, Meaning, Shelf, make_ready
 from dsec.images.signatures import Rule
 from dsec.images.system import RECIPE, build_tree, make_erofs, require_builder
 from dsec.images.tools import Check
@@ -239,8 +239,9 @@ class ImageStore(Images):
                 self._tell("writing the image")
                 make_erofs(tool, tree, file, str(uuid.UUID(digest[7:39])), check=check)
                 meaning = {"digest": digest, "sources": list(made.sources), **made.extra, **_told(made)}
+                ready = make_ready(file)  # before: the lock is for moments
                 with locked(self._root / "lock"):
-                    image = self._shelf.publish(used.key, used.name, file, meaning)
+                    image = self._shelf.publish(used.key, used.name, file, meaning, ready)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(
