@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -625,3 +626,21 @@ async def test_verifying_while_chains_are_dropped_finds_nothing(tmp_path: Path) 
     assert len(await store.latest("engine", "journal.drop")) > 1
     await store.close()
     assert await findings(tmp_path) == []
+
+
+async def test_a_disk_that_is_full_at_the_first_start_breaks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key is whole or not there, and the next start makes one."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("dsec.stores.checkpoints.os.fsync", full)
+    with pytest.raises(StorageFull):
+        await SqliteStore.open(tmp_path / "state", key=tmp_path / "keys/key", engine_id="en-test")
+    monkeypatch.undo()
+    assert not list((tmp_path / "keys").iterdir())
+    store = await SqliteStore.open(tmp_path / "state", key=tmp_path / "keys/key", engine_id="en-test")
+    await store.close()
+    assert [path.name for path in (tmp_path / "keys").iterdir()] == ["key"]

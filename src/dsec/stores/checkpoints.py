@@ -7,9 +7,11 @@ One line of JSON a checkpoint: ``n`` counts from 1, ``previous`` is the SHA-256 
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from dsec.errors import StorageFull, StoreDamaged
+from dsec.errors import Denied, StorageFull, StoreDamaged
 from dsec.stores.chain import GENESIS
 from dsec.stores.ledger import Head
 from dsec.stores.schema import sync_directory
@@ -54,17 +56,27 @@ class BadCheckpoint(Exception):
 
 
 def make_key(path: Path) -> Ed25519PrivateKey:
-    """A new key in a new file, mode 0600.  Raises: StoreDamaged: the file exists."""
+    """A new key in a new file, mode 0600, whole or not at all.  Raises: StoreDamaged: the file exists. StorageFull, Denied."""
     key = Ed25519PrivateKey.generate()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        fd = os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(base64.b64encode(key.private_bytes_raw()) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(half, path)  # whole, or not at all; and never over another
     except FileExistsError as exc:
         raise StoreDamaged(f"{path} exists; a key is never replaced") from exc
-    with os.fdopen(fd, "wb") as file:
-        file.write(base64.b64encode(key.private_bytes_raw()) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    except OSError as exc:
+        kind = StorageFull if exc.errno in (errno.ENOSPC, errno.EDQUOT) else Denied
+        raise kind(
+            f"the signing key {path} cannot be written: {exc.strerror}",
+            hint="free some space, or let it belong to whoever runs this",
+        ) from exc
+    finally:
+        half.unlink(missing_ok=True)
     sync_directory(path.parent)
     return key
 
