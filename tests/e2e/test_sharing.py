@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -172,6 +171,11 @@ def test_lies_about_a_template_are_refused_and_leave_nothing(
         with pytest.raises(BadRequest, match="agent:"):
             dsec.templates.import_(agent, tag="../x")
         assert files(two) == before, "nothing was let in"
+        mine = dsec.templates.build(b"name: agent\nversion: mine\n")
+        with pytest.raises(Conflict, match="agent:latest"):
+            dsec.templates.import_(agent)
+        assert dsec.templates.get("agent").digest == mine.digest
+        dsec.templates.remove("agent")
         # Positive control, made by the same hand. What no digest covers, and what nobody knows yet, says nothing here.
         lie.write_bytes(forged(data, {"base": "docker://trusted.example/x", "unenforced": [], "later": 1}))
         found = dsec.templates.import_(lie)
@@ -220,39 +224,47 @@ def test_what_is_no_snapshot_leaves_none(one: Path, built: Built, tmp_path: Path
             sandbox.exec("echo x > y")
             dsec.snapshots.export(sandbox.snapshot(), file)
         data, count = file.read_bytes(), len(dsec.snapshots.list())
-        spec = json.loads(manifest_of(data)["about"]["spec"])
+        spec = manifest_of(data)["about"]["spec"]
         zero = f"sha256:{'0' * 64}"
         for wrong in (
             {"kind": "memory"},
             {"changes": zero},
             {"changes": "/etc"},
+            {"spec": {}},
             {"spec": "{}"},
-            {"spec": json.dumps({**spec, "base_digest": ""})},
-            {"spec": json.dumps({**spec, "layers": [zero]})},
-            {"spec": json.dumps({**spec, "user": "x" * 10_000})},
-            {"spec": json.dumps({**spec, "limits": {"pids": -1}})},
-            {"spec": json.dumps({**spec, "level": "none"})},
-            {"spec": json.dumps({**spec, "level": "process"})},
-            {"spec": json.dumps({**spec, "user": "nosuch"})},
+            {"spec": {**spec, "labels": {"a": 7}}},
+            {"spec": {**spec, "env": {"a": 7}}},
+            {"spec": {**spec, "limits": []}},
+            {"spec": {**spec, "base_digest": ""}},
+            {"spec": {**spec, "layers": [zero]}},
+            {"spec": {**spec, "user": "x" * 10_000}},
+            {"spec": {**spec, "limits": {"pids": -1}}},
+            {"spec": {**spec, "level": "none"}},
+            {"spec": {**spec, "level": "process"}},
+            {"spec": {**spec, "user": "nosuch"}},
         ):
             lie.write_bytes(forged(data, wrong))
             with pytest.raises(BadRequest):
                 dsec.snapshots.import_(lie)
         with pytest.raises(BadRequest, match="template"):
             dsec.templates.import_(file)
+        lie.write_text("name: agent\n")
+        with pytest.raises(BadRequest, match="no exported snapshot") as caught:
+            dsec.snapshots.import_(lie)
+        assert "harm" not in caught.value.hint
         assert len(dsec.snapshots.list()) == count
         lie.write_bytes(
             forged(
                 data,
                 {
-                    "spec": json.dumps(
-                        {
-                            **spec,
-                            "volumes": [["/etc", "/mnt", False]],
-                            "labels": {"dsec.fork-of": "x"},
-                            "ttl": 1,
-                        }
-                    )
+                    "more": "that a newer release says",
+                    "spec": {
+                        **spec,
+                        "volumes": [["/etc", "/mnt", False]],
+                        "labels": {"dsec.fork-of": "x"},
+                        "limits": {**spec["limits"], "more": 1},
+                        "ttl": 1,
+                    },
                 },
             )
         )

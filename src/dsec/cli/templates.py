@@ -147,7 +147,12 @@ def export(
 @template.command("import")
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Of an export.", show_default=False)],
-    tag: Annotated[str, typer.Option("--tag", help="That means it afterwards.")] = "latest",
+    tag: Annotated[
+        str | None,
+        typer.Option(
+            "--tag", help="That means it afterwards; latest, unless that means another.", show_default=False
+        ),
+    ] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Take in a template that `dsec template export` wrote, under its own name, and print its digest.

@@ -234,19 +234,22 @@ class AsyncTemplates:
         check_text("reference", reference)
         await self._link.call(saved(self._link.services.sharing.export_template(reference), path))
 
-    async def import_(self, path: str | Path, *, tag: str = "latest") -> Built:
+    async def import_(self, path: str | Path, *, tag: str | None = None) -> Built:
         """Take in a template that :meth:`export` wrote, under its own name. Nothing in the file is believed: it is what its digests say, or refused.
 
         Args:
-            path: of the file. tag: that means it afterwards.
+            path: of the file. tag: that means it afterwards; None = "latest", unless that means another template of this name.
 
         Raises:
-            NotFound: the file. BadRequest: it is no template, was damaged, or was made to do harm.
+            Conflict: no tag was given, and there is one. NotFound: the file. BadRequest: it is no template, was damaged, or was made to do harm.
             TooLarge, StorageFull, Unsupported, Denied, Busy.
         """
-        check_text("tag", tag)
+        if tag is not None:
+            check_text("tag", tag)
+            if not tag:
+                raise BadRequest("tag: it is empty", hint="leave it out")
         return await self._link.call(
-            self._link.services.sharing.import_template(file_pieces("path", path), tag=tag)
+            self._link.services.sharing.import_template(file_pieces("path", path), tag=tag or "")
         )
 
     async def get(self, reference: str) -> Built:

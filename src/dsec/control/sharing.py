@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from anyio import to_thread
 
+from dsec.control.carried import facts_of, spec_of
 from dsec.control.composing import composed
 from dsec.control.layering import MOST_LAYERS
-from dsec.control.template_store import TemplateStore, check_tag
-from dsec.errors import BadRequest, DsecError, TooLarge, Unsupported
+from dsec.control.template_store import LATEST, TemplateStore, check_tag
+from dsec.errors import BadRequest, Conflict, DsecError, NotFound, TooLarge, Unsupported
 from dsec.images.bundle import Bundle
 from dsec.images.carrier import Carrier
 from dsec.images.layer_copy import copy_layer
@@ -26,12 +26,10 @@ from dsec.images.tree import tree_digest
 from dsec.model.built import Built
 from dsec.model.checks import shown
 from dsec.model.ids import SnapshotId
-from dsec.model.sandbox import RESERVED, USERS, WORKSPACE, Level, SandboxSpec
+from dsec.model.sandbox import USERS, Level, SandboxSpec
 from dsec.model.snapshots import SnapshotInfo, SnapshotKind
-from dsec.model.template import Runtime
 from dsec.ports.engine import SharingService, Workplace
 from dsec.ports.storage import Image, Images
-from dsec.stores.sandbox_codec import spec_from_json, spec_to_json
 from dsec.templates.dump import canonical_json
 from dsec.templates.restore import restore
 
@@ -84,11 +82,25 @@ class Sharing(SharingService):
     async def import_template(self, file: AsyncIterator[bytes], *, tag: str) -> Built:
         async with self._carrier.arrived(TEMPLATE, file) as bundle:
             built = _built(bundle)
+            tag = tag or await to_thread.run_sync(self._free_tag, built)
             check_tag(built.template.name, tag)
             await self._carrier.images(bundle, (built.base_digest, *built.layers))
             await to_thread.run_sync(self._store.put, built, tag)
         await to_thread.run_sync(self._tidy)
         return await to_thread.run_sync(self._store.find, built.reference)
+
+    def _free_tag(self, built: Built) -> str:
+        """Whoever names no tag gives no stranger's template the name of his own.  Raises: Conflict."""
+        reference = f"{built.template.name}:{LATEST}"
+        with suppress(NotFound):
+            mine = self._store.find(reference).digest
+            if mine != built.digest:
+                raise Conflict(
+                    f"{reference} means another template here: {mine}",
+                    hint=f"name a tag for the one that comes in (tag={LATEST!r} moves this one), or `dsec template tag` yours first",
+                    template=reference,
+                )
+        return LATEST
 
     async def _trees(
         self, base: str, digests: Sequence[str]
@@ -118,7 +130,7 @@ class Sharing(SharingService):
             self._place.changes.changes(snapshot) as changed,
             self._carrier.tree(lambda tree, check: copy_layer(changed, tree, check=check)) as own,
         ):
-            facts = {"kind": info.kind.value, "spec": spec_to_json(_shared(spec)), _CHANGES: own.digest}
+            facts = {"kind": info.kind.value, "spec": facts_of(spec), _CHANGES: own.digest}
             if own.digest not in dict(trees):
                 trees.append((own.digest, own.looked()))
             async with aclosing(self._carrier.pack(SNAPSHOT, facts, trees)) as pieces:
@@ -193,7 +205,7 @@ def _snapshot(bundle: Bundle) -> tuple[SandboxSpec, SnapshotKind, str]:
     """What a bundle says of a snapshot: its specification, what it holds, and the digest of that.  Raises: BadRequest."""
     about: Mapping[str, Any] = bundle.about
     try:
-        spec, kind = _shared(spec_from_json(str(about["spec"]))), SnapshotKind(about["kind"])
+        spec, kind = spec_of(about["spec"]), SnapshotKind(about["kind"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DsecError) as error:
         raise _refused(f"what it says of a snapshot is wrong: {str(error)[:500]}") from error
     if spec.level is not Level.CONTAINER:
@@ -203,33 +215,6 @@ def _snapshot(bundle: Bundle) -> tuple[SandboxSpec, SnapshotKind, str]:
     changes = str(about.get(_CHANGES))
     _check_images(spec.base, spec.base_digest, (*spec.layers, changes))
     return spec, kind, changes
-
-
-def _shared(spec: SandboxSpec) -> SandboxSpec:
-    """What means something elsewhere: not paths of the host, volumes, templates by reference, marks of the engine, or for how long it lives.
-
-    Raises: BadRequest: a value that is none.
-    """
-    Runtime(  # for its checks
-        base=spec.base,
-        level=spec.level,
-        env=spec.env,
-        user=spec.user or "user",
-        workdir=spec.workdir or WORKSPACE,
-    )
-    labels = {name: value for name, value in spec.labels.items() if not name.startswith(RESERVED)}
-    return SandboxSpec(
-        level=spec.level,
-        base=spec.base,
-        base_digest=spec.base_digest,
-        layers=spec.layers,
-        workdir=spec.workdir,
-        user=spec.user,
-        limits=spec.limits,
-        read_only=spec.read_only,
-        env=MappingProxyType(dict(spec.env)),
-        labels=MappingProxyType(labels),
-    )
 
 
 def _check_images(base: object, base_digest: object, layers: Sequence[object]) -> None:

@@ -293,7 +293,10 @@ class SharingService(ABC):
 
     @abstractmethod
     async def import_template(self, file: AsyncIterator[bytes], *, tag: str) -> Built:
-        """Take one in under its own name, and let a tag mean it."""
+        """Take one in under its own name, and let a tag mean it; "" = ``latest``.
+
+        Raises: Conflict: no tag was given, and ``latest`` means another one of that name.
+        """
 
     @abstractmethod
     def export_snapshot(self, snapshot: SnapshotId) -> AsyncIterator[bytes]:
