@@ -29,6 +29,7 @@ from dsec.model.built import Built
 from dsec.ports.storage import Image
 from dsec.stores.layers import BtrfsLayers
 from dsec.testing.bundles import forged, manifest_of
+from dsec.testing.images import linked_store
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(180)]
 DOCUMENT = b"""
@@ -54,23 +55,13 @@ FINGERPRINT = (
 )
 
 
-def linked(source: Path, root: Path) -> Path:
-    """An image store of our own, which has the base already."""
-    for part in ("images", "names"):
-        (root / part).mkdir(mode=0o700, parents=True)
-        for path in (source / part).iterdir():
-            if part == "images" or path.name == "system":
-                os.link(path, root / part / path.name)
-    return root
-
-
 def settings(store: Path, home: Path | None = None) -> Settings:
     return Settings(images=store, home=home, pool=0, pool_bytes=1 << 30)
 
 
 @pytest.fixture(scope="module")
 def one(image_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return linked(image_store, tmp_path_factory.mktemp("one") / "store")
+    return linked_store(image_store, tmp_path_factory.mktemp("one") / "store")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +142,7 @@ def lies(built: Built) -> Iterator[tuple[str, dict[str, object]]]:
 def test_lies_about_a_template_are_refused_and_leave_nothing(
     built: Built, agent: Path, image_store: Path, tmp_path: Path
 ) -> None:
-    lie, two = tmp_path / "lie.dsec", linked(image_store, tmp_path / "two")
+    lie, two = tmp_path / "lie.dsec", linked_store(image_store, tmp_path / "two")
     before = files(two)
     data = agent.read_bytes()
     with Dsec(settings=settings(two)) as dsec:
@@ -342,7 +333,7 @@ def test_an_engine_that_is_killed_while_it_imports(
     one: Path, agent: Path, image_store: Path, tmp_path: Path
 ) -> None:
     work, home = tmp_path / "work.dsec", tmp_path / "home"
-    two = linked(image_store, tmp_path / "two")
+    two = linked_store(image_store, tmp_path / "two")
     before = files(two)
     with Dsec(settings=settings(one)) as dsec, dsec.sandboxes.create("agent:grown") as sandbox:
         dsec.snapshots.export(sandbox.snapshot(), work)
@@ -377,7 +368,7 @@ def test_what_shows_this_machine_is_not_let_in(
     built: Built, agent: Path, image_store: Path, tmp_path: Path
 ) -> None:
     """A file that calls the base `system` and names the digest that `host` has here."""
-    lie, two = tmp_path / "lie.dsec", linked(image_store, tmp_path / "two")
+    lie, two = tmp_path / "lie.dsec", linked_store(image_store, tmp_path / "two")
     data = agent.read_bytes()
     with Dsec(settings=settings(two)) as dsec:
         host = dsec.images.get("host")
@@ -407,7 +398,7 @@ def renamed(bundle: bytes, tree: str, digest: str) -> bytes:
 def test_one_who_goes_takes_nothing_of_another_who_imports_the_same(
     agent: Path, built: Built, image_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two = linked(image_store, tmp_path / "two")
+    two = linked_store(image_store, tmp_path / "two")
     first, original = asyncio.Event(), Carrier.images
 
     async def slow(carrier: Carrier, bundle: Bundle, digests: Sequence[str]) -> tuple[Image, ...]:
@@ -437,7 +428,7 @@ def test_one_who_goes_takes_nothing_of_another_who_imports_the_same(
 
 def test_room_is_made_after_layers_and_imports(agent: Path, image_store: Path, tmp_path: Path) -> None:
     """What nobody has asked for in an hour goes, when more is kept than there may be."""
-    two = linked(image_store, tmp_path / "two")
+    two = linked_store(image_store, tmp_path / "two")
     small = replace(settings(two), images_bytes=2**20)
 
     def old_one() -> Path:
@@ -464,7 +455,7 @@ def test_room_is_made_after_layers_and_imports(agent: Path, image_store: Path, t
 
 
 def test_what_was_promoted_goes_with_its_template(image_store: Path, tmp_path: Path) -> None:
-    two = linked(image_store, tmp_path / "two")
+    two = linked_store(image_store, tmp_path / "two")
     with Dsec(settings=settings(two)) as dsec:
         with dsec.sandboxes.create() as sandbox:
             assert sandbox.exec("echo secret > /workspace/kept").ok
