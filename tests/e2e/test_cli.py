@@ -150,11 +150,25 @@ def test_run_takes_a_command_with_options_of_its_own(cli: Cli) -> None:
     assert cli.ok("run", "echo", "-n", "--level", "--", "x") == "--level -- x"
 
 
-@pytest.mark.needs_root
-def test_run_says_why_there_was_no_program(cli: Cli) -> None:
-    done = cli("run", "--", "no-such-program")
-    assert done.returncode == 127
-    assert b"no-such-program" in done.stderr
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--", "no-such-program"], 127, b"there is no program no-such-program"),
+        (["-w", "/nowhere", "--", "true"], 127, b"--workdir: there is no directory /nowhere"),
+        (["-w", "/etc/passwd", "--", "true"], 126, b"--workdir: there is no directory /etc/passwd"),
+        (["-w", "/tmp", "--", "./no"], 127, b"there is no program ./no"),
+        (["--", "/etc/hostname"], 126, b"/etc/hostname could not be started: Permission denied"),
+        (["--", "sh", "-c", "exit 127"], 127, b""),
+    ],
+)
+def test_run_says_why_there_was_no_command(
+    cli: Cli, level: str, arguments: list[str], code: int, words: bytes
+) -> None:
+    done = cli("run", "--level", level, *arguments)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert bool(done.stderr) == bool(words), done.stderr
 
 
 @pytest.mark.needs_root

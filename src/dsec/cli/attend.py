@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -22,16 +23,13 @@ from dsec.cli.codes import BROKEN_PIPE, SIGNALLED, TIMEOUT
 from dsec.cli.output import STDERR, STDIN, STDOUT, complain, is_tty, write_all
 from dsec.cli.session import Signals
 from dsec.client.aio import AsyncExec, AsyncSandbox, AsyncTerminal
-from dsec.errors import DsecError
+from dsec.errors import DsecError, FileMissing
 from dsec.model.execs import ExecResult, Stream
+from dsec.model.files import FileType
 
 _PIECE: Final = 1 << 16
 _INTERRUPTS: Final = 3  # a command that ignores this many is killed
 _LAST: Final = 6  # signals of any kind until we leave, whatever still waits
-_NO_PROGRAM: Final = {
-    126: "most likely the program may not be executed",
-    127: "most likely there is no such program, or no such working directory",
-}
 _FDS: Final = {Stream.STDOUT: STDOUT, Stream.STDERR: STDERR}
 
 
@@ -62,7 +60,8 @@ async def attend(sandbox: AsyncSandbox, asked: Asked, signals: Signals) -> int:
     )
     with signals.to(_Forward(command)):
         async with _feeding(command, asked.stdin):
-            return await _follow(command, asked)
+            result = await _follow(command)
+    return await told(sandbox, asked, result) if result else BROKEN_PIPE
 
 
 async def _on_terminal(sandbox: AsyncSandbox, asked: Asked, signals: Signals) -> int:
@@ -73,37 +72,61 @@ async def _on_terminal(sandbox: AsyncSandbox, asked: Asked, signals: Signals) ->
     )
     with signals.to(_Forward(terminal, terminal=True)), _resizing(terminal), _raw():
         async with _feeding(terminal, True):
-            return await _follow(terminal, asked)
+            result = await _follow(terminal)
+    return await told(sandbox, asked, result) if result else BROKEN_PIPE
 
 
-async def _follow(command: AsyncExec, asked: Asked) -> int:
-    """Its output to ours, then its exit code."""
-    silent = True
+async def _follow(command: AsyncExec) -> ExecResult | None:
+    """Its output to ours, until it has ended; None: who read ours has gone, and it is killed."""
     try:
         async for chunk in command.output:
-            silent = False
             await asyncio.to_thread(write_all, _FDS[chunk.stream], chunk.data)
     except BrokenPipeError:
         await command.kill()
         await command.wait()
-        return BROKEN_PIPE
-    result = await command.wait()
-    if silent and result.exit_code in _NO_PROGRAM and not result.signal:
-        complain(
-            f"exit code {result.exit_code} without a word: {_NO_PROGRAM[result.exit_code]}: {asked.argv[0]}",
-            "`command -v NAME` and `ls -la` inside show what there is",
-        )
-    return told(result, asked.timeout)
+        return None
+    return await command.wait()
 
 
-def told(result: ExecResult, timeout: float | None) -> int:
+async def told(sandbox: AsyncSandbox, asked: Asked, result: ExecResult) -> int:
     """The exit code that a result means for us; what the code alone does not say goes to standard error."""
     if result.timed_out:
-        complain(f"the command was ended: it ran longer than {timeout or 0:g} s", "allow more with --timeout")
+        complain(
+            f"the command was ended: it ran longer than {asked.timeout or 0:g} s", "allow more with --timeout"
+        )
         return TIMEOUT
     if result.oom:
         complain("a process was killed for memory", "--memory of `dsec run` and `dsec create` allows more")
+    if result.start_errno:
+        complain(*await _not_started(sandbox, asked, result.start_errno))
     return result.exit_code
+
+
+async def _not_started(sandbox: AsyncSandbox, asked: Asked, number: int) -> tuple[str, str]:
+    """Why there was no command: message and hint."""
+    if number in (errno.ENOENT, errno.ENOTDIR) and asked.cwd and not await _is_directory(sandbox, asked):
+        return (
+            f"--workdir: there is no directory {asked.cwd} inside",
+            "name one that is there, or make it first",
+        )
+    program = asked.argv[0]
+    if number == errno.ENOENT:
+        script = "; or, if it is a script, what its first line names is not there" if "/" in program else ""
+        return f"there is no program {program} inside{script}", "`command -v NAME` inside shows what there is"
+    return (
+        f"{program} could not be started: {os.strerror(number)}",
+        "`ls -la` inside shows what may be executed",
+    )
+
+
+async def _is_directory(sandbox: AsyncSandbox, asked: Asked) -> bool:
+    """False only where it is certain."""
+    try:
+        return (await sandbox.files.stat(asked.cwd, user=asked.user)).type is FileType.DIRECTORY
+    except FileMissing:
+        return False
+    except DsecError:
+        return True
 
 
 class _Forward:

@@ -50,7 +50,7 @@ async def report(sandbox: AsyncSandbox, asked: Asked, signals: Signals) -> int:
     del signals  # they end us, and with us the command
     result = await _whole(sandbox, asked)
     put_json(result_json(result))
-    return told(result, asked.timeout)
+    return await told(sandbox, asked, result)
 
 
 async def _whole(sandbox: AsyncSandbox, asked: Asked, *, scratch: bool = False) -> ExecResult:
@@ -73,7 +73,7 @@ async def _in_copy(sandbox: AsyncSandbox, asked: Asked, as_json: bool) -> int:
         put_json(result_json(result))
     else:
         await asyncio.to_thread(_put_output, result)
-    return told(result, asked.timeout)
+    return await told(sandbox, asked, result)
 
 
 def _put_output(result: ExecResult) -> None:
