@@ -24,6 +24,7 @@ from dsec.ports.storage import Image
 from dsec.stores.mounts import mount_detached, mount_image
 from dsec.templates.document import parse
 from dsec.templates.dump import digest as blueprint_of
+from dsec.testing.images import linked_store
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
 
@@ -51,13 +52,7 @@ def overlay(upper: Path, lowers: list[Path]) -> Iterator[Path]:
 
 @pytest.fixture
 def store(image_store: Path, tmp_path: Path) -> Path:
-    root = tmp_path / "store"
-    for part in ("images", "names"):
-        (root / part).mkdir(mode=0o700, parents=True)
-        for path in (image_store / part).iterdir():
-            if part == "images" or path.name == "system":
-                os.link(path, root / part / path.name)
-    return root
+    return linked_store(image_store, tmp_path / "store")
 
 
 def first(root: Path) -> None:

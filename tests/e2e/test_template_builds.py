@@ -16,6 +16,7 @@ from dsec.control.layering import MOST_LAYERS
 from dsec.errors import BadRequest, BuildFailed, Conflict, NotFound, Unsupported
 from dsec.images import gc
 from dsec.model.built import Built
+from dsec.testing.images import linked_store
 from dsec.testing.wheels import make_wheel
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(180)]
@@ -24,13 +25,7 @@ pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(180)]
 @pytest.fixture(scope="module")
 def store(image_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image store of our own, which has the base already."""
-    root = tmp_path_factory.mktemp("store")
-    for part in ("images", "names"):
-        (root / part).mkdir(mode=0o700)
-        for path in (image_store / part).iterdir():
-            if part == "images" or path.name == "system":
-                os.link(path, root / part / path.name)
-    return root
+    return linked_store(image_store, tmp_path_factory.mktemp("linked") / "store")
 
 
 @pytest.fixture
@@ -86,12 +81,7 @@ def test_the_same_steps_are_run_once(dsec: Dsec) -> None:
 def test_the_time_of_a_build_does_not_show(store: Path, dsec: Dsec, tmp_path: Path) -> None:
     """Another store, another day: the same digest."""
     text = '{setup: ["mkdir /opt/x; echo $SOURCE_DATE_EPOCH > /opt/x/y; touch /etc/passwd"]}'
-    other = tmp_path / "store"
-    for part in ("images", "names"):
-        (other / part).mkdir(mode=0o700, parents=True)
-        for path in (store / part).iterdir():
-            if path.name == "system" or part == "images":
-                os.link(path, other / part / path.name)
+    other = linked_store(store, tmp_path / "store")
     one = build(dsec, "when", text)
     for path in (other / "images").glob(f"{one.layers[0].removeprefix('sha256:')}*"):
         path.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from dsec import Dsec, Limits, Settings
 from dsec.client.sync import Sandbox, Sandboxes
 from dsec.errors import BadRequest, Conflict, NotFound, StoreDamaged
 from dsec.model.built import Built
+from dsec.testing.images import linked_store
 from dsec.testing.wheels import make_wheel
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
@@ -32,13 +32,7 @@ strategy: {timezone: Asia/Shanghai, max_steps: 7}
 @pytest.fixture(scope="module")
 def store(image_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image store of our own, which has the base already."""
-    root = tmp_path_factory.mktemp("store")
-    for part in ("images", "names"):
-        (root / part).mkdir(mode=0o700)
-        for path in (image_store / part).iterdir():
-            if part == "images" or path.name == "system":
-                os.link(path, root / part / path.name)
-    return root
+    return linked_store(image_store, tmp_path_factory.mktemp("linked") / "store")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import platform
 import subprocess
 import tarfile
@@ -153,3 +154,13 @@ def _blob(root: Path, data: bytes, kind: str) -> dict[str, object]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return {"mediaType": kind, "digest": found, "size": len(data)}
+
+
+def linked_store(source: Path, root: Path) -> Path:
+    """An image store at ``root`` that begins with the ``system`` base of another one, on the same file system."""
+    for part in ("images", "names"):
+        (root / part).mkdir(mode=0o700, parents=True)
+        for path in (source / part).iterdir():
+            if part == "images" or path.name == "system":
+                os.link(path, root / part / path.name)
+    return root
