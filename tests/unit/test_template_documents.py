@@ -181,7 +181,22 @@ BAD = [
     ("volumes: [{source: a, target: /b}]\n", "volumes[0].source", 3, 20, "expected an absolute path", ""),
     ("volumes: [{source: /a, target: b}]\n", "volumes[0].target", 3, 24, "not an absolute path", ""),
     ("volumes: [{source: /a}]\n", "volumes[0].target", 3, 11, "target is missing", ""),
-    ("volumes: [/a]\n", "volumes[0]", 3, 11, "expected a mapping of fields, found '/a'", ""),
+    (
+        "volumes: [/a]\n",
+        "volumes[0]",
+        3,
+        11,
+        "expected a mapping of fields, found '/a'",
+        "{name: data, target: /data}",
+    ),
+    (
+        "volumes: [d:/d]\n",
+        "volumes[0]",
+        3,
+        11,
+        "expected a mapping of fields, found 'd:/d'",
+        "{name: data, target: /data}",
+    ),
     ("volumes: [{source: /a, target: /b}]\n", "volumes[0]", 3, 11, "isolation.volumes is none", "read_only"),
     (
         "volumes: [{name: Data, target: /b}]\n",

@@ -46,6 +46,9 @@ VOLUME_FIELDS: Final[Mapping[str, Any]] = MappingProxyType(
     {"name": Annotated[str, check_volume_name], "source": Path, "target": str, "read_only": bool}
 )
 """What each of ``volumes`` may say: ``target``, and either ``name`` or ``source``."""
+_A_VOLUME: Final = (
+    "such as {name: data, target: /data}, or {source: /some/path, target: /data, read_only: true}"
+)
 _WRONG: Final = object()  # in place of a value that could not be read
 
 
@@ -295,7 +298,7 @@ class _Reader:
     def _volume(self, field: str, node: yaml.Node) -> object:
         """``name`` or ``source`` says what is shown: a volume of that name, or a path of the host."""
         if not isinstance(node, yaml.MappingNode):
-            return self._wants(field, node, "a mapping of fields")
+            return self._wants(field, node, "a mapping of fields", _A_VOLUME)
         given = self._given(field, VOLUME_FIELDS, node)
         wrong = any(value is _WRONG for value in given.values())
         if "target" not in given:
