@@ -30,6 +30,7 @@ from inspect_ai.util import (
 from inspect_ai.util._sandbox import self_check
 from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
 
+from dsec import Dsec, Settings
 from dsec.errors import Conflict, Unsupported
 from dsec.integrations.inspect_ai import DsecSandboxConfig, DsecSandboxEnvironment
 from dsec.integrations.inspect_commands import Account, as_account, find_account
@@ -355,6 +356,20 @@ def test_inspects_own_tools_run_inside() -> None:
             assert (told.returncode, told.stdout) == (3, "user\n")
 
     asyncio.run(inside())
+
+
+@pytest.mark.needs_root
+def test_a_sandbox_of_a_template(home: Path) -> None:
+    with Dsec(settings=Settings(pool=0)) as dsec:
+        built = dsec.templates.build(b"name: inspected\nversion: 1\nruntime: {env: {COLOUR: blue}}\n")
+        config = DsecSandboxConfig.model_validate({"base": built.reference, "env": {"SIZE": "xl"}})
+
+        async def inside() -> str:
+            async with opened(config) as made:
+                return (await made["default"].exec(["sh", "-c", "echo $COLOUR $SIZE"])).stdout
+
+        assert asyncio.run(inside()) == "blue xl\n"
+        dsec.templates.remove("inspected")
 
 
 def test_another_event_loop_is_refused() -> None:
