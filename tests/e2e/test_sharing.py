@@ -454,6 +454,21 @@ def test_room_is_made_after_layers_and_imports(agent: Path, image_store: Path, t
         assert not path.exists()
 
 
+def test_what_came_in_stays_for_as_long_as_a_private_engine_does(
+    one: Path, built: Built, image_store: Path, tmp_path: Path
+) -> None:
+    file, two = tmp_path / "work.dsec", linked_store(image_store, tmp_path / "two")
+    with Dsec(settings=settings(one)) as dsec, dsec.sandboxes.create("agent:grown") as sandbox:
+        dsec.snapshots.export(sandbox.snapshot(), file)
+    with Dsec(settings=settings(two)) as dsec:
+        taken = dsec.snapshots.import_(file)
+        collect(two, budget=0, grace=0)
+        with dsec.sandboxes.create(taken) as again:
+            assert again.exec("cat /workspace/tree/file", user="root").text == "one"
+    collect(two, budget=0, grace=0)
+    assert not [*(two / "images").iterdir(), *(two / "held").iterdir()]
+
+
 def test_what_was_promoted_goes_with_its_template(image_store: Path, tmp_path: Path) -> None:
     two = linked_store(image_store, tmp_path / "two")
     with Dsec(settings=settings(two)) as dsec:

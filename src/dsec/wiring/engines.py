@@ -73,9 +73,12 @@ def image_service(settings: Settings) -> ImageService:
 
 def _images(state: StateDirectory, settings: Settings) -> Images:
     """A private engine needs no hold on what it has mounted; a durable one mounts its images again after a restart."""
-    root = settings.store
-    images = image_store(settings)
-    return HeldImages(images, root, owner=state.tag, home=state.path) if state.durable else images
+    return _held(state, settings) if state.durable else image_store(settings)
+
+
+def _held(state: StateDirectory, settings: Settings) -> HeldImages:
+    """Also of a private engine, for what it does not mount at once: the images of a snapshot that came in."""
+    return HeldImages(image_store(settings), settings.store, owner=state.tag, home=state.path)
 
 
 async def _release(images: HeldImages, store: SqliteStore) -> None:
@@ -156,7 +159,7 @@ async def open_engine(settings: Settings) -> Services:
                 snapshots=store.snapshots,
                 volumes=store.volumes,
                 templates=partial(_templates, settings),
-                sharing=partial(_sharing, settings, parts.images),
+                sharing=partial(_sharing, settings, _held(state, settings)),
                 images=image_service(settings),
                 trees=Archives(),
                 layers=parts.layers,
