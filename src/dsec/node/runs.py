@@ -162,6 +162,10 @@ class Runner:
             except Busy:
                 # So many commands run that there is no room to say so: nobody else would end this one.
                 await asyncio.sleep(KILL_AGAIN)
+            except (RuntimeUnavailable, NotFound):
+                if not run.handle.ending.is_set() and run.handle.info.state is State.RUNNING:
+                    raise
+                return  # its sandbox is being ended, and it with that
 
     async def signal(self, run: Run, signo: int, *, tree: bool) -> None:
         """Signal a command; one that has ended is not an error."""
