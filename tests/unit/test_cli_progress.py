@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 
 from dsec.cli import progress
+from dsec.cli.numbers import mib
 from dsec.cli.options import size_of
 from dsec.cli.progress import Display, Lines, amount, shown
 from dsec.errors import BadRequest
@@ -97,6 +98,22 @@ def test_a_terminal_shows_how_far_it_is_and_then_nothing(monkeypatch: pytest.Mon
 )
 def test_sizes(text: str, size: int | None) -> None:
     assert size_of("budget", text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("256", 256),
+        ("256M", 256),
+        ("10G", 10240),
+        ("1g", 1024),
+        ("1GiB", 1024),
+        ("1024K", 1),
+        ("1048576B", 1),
+    ],
+)
+def test_sizes_in_mib(text: str, found: int) -> None:
+    assert mib(text) == found
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5G", "G", "1X", "99999999999T", "1 G", "１"])

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from dsec.cli import options as opt
+from dsec.cli.numbers import whole
 from dsec.cli.output import printable, put, put_json, put_table
 from dsec.cli.session import Signals, announce_build, conduct, engine_home, private, taken
 from dsec.cli.wording import in_options
@@ -108,10 +109,15 @@ def gc(budget: opt.Budget = "", as_json: opt.AsJson = False) -> None:
 
 @app.command()
 def bench(
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=100_000, help="How often each.")] = 100,
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", help="How often each.", parser=whole(1, 100_000))
+    ] = 100,
     level: opt.LevelName = "container",
     pool: Annotated[
-        int, typer.Option("--pool", min=0, max=64, help="Ready sandboxes kept meanwhile, at most.")
+        int,
+        typer.Option(
+            "--pool", metavar="N", help="Ready sandboxes kept meanwhile, at most.", parser=whole(0, 64)
+        ),
     ] = 0,
     as_json: opt.AsJson = False,
 ) -> None:

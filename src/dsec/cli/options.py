@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from dsec.cli.attend import Asked
+from dsec.cli.numbers import decimal, mib, size, whole
 from dsec.cli.output import STDIN, STDOUT, is_tty
 from dsec.client.requests import check_apart, volume_of
 from dsec.errors import BadRequest, Unsupported
@@ -50,15 +50,43 @@ VolumeList = Annotated[
 ]
 Project = Annotated[str, typer.Option("--project", metavar="NAME", help="Whose volumes names mean.")]
 Memory = Annotated[
-    int | None, typer.Option("--memory", metavar="MIB", help="Memory, MiB.", rich_help_panel=_WHAT)
+    int | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Memory: 256 (MiB), 256M or 2G.",
+        parser=mib,
+        rich_help_panel=_WHAT,
+    ),
 ]
 Cpus = Annotated[
-    float | None, typer.Option("--cpus", metavar="N", help="CPUs, such as 0.5.", rich_help_panel=_WHAT)
+    float | None,
+    typer.Option("--cpus", metavar="N", help="CPUs, such as 0.5.", parser=decimal, rich_help_panel=_WHAT),
 ]
 Pids = Annotated[
-    int | None, typer.Option("--pids", metavar="N", help="Processes and threads.", rich_help_panel=_WHAT)
+    int | None,
+    typer.Option("--pids", metavar="N", help="Processes and threads.", parser=whole(), rich_help_panel=_WHAT),
 ]
-Disk = Annotated[int | None, typer.Option("--disk", metavar="MIB", help="Disk, MiB.", rich_help_panel=_WHAT)]
+Disk = Annotated[
+    int | None,
+    typer.Option(
+        "--disk",
+        metavar="SIZE",
+        help="Disk: 512 (MiB), 512M or 10G.",
+        parser=mib,
+        rich_help_panel=_WHAT,
+    ),
+]
+Ttl = Annotated[
+    float,
+    typer.Option("--ttl", metavar="SECONDS", help="Destroyed then; 0 = never.", parser=decimal),
+]
+Idle = Annotated[
+    float,
+    typer.Option(
+        "--idle", metavar="SECONDS", help="Destroyed after so long without use; 0 = never.", parser=decimal
+    ),
+]
 ReadOnly = Annotated[
     bool,
     typer.Option("--read-only", help="Only workspace, home and /tmp can be written.", rich_help_panel=_WHAT),
@@ -77,6 +105,7 @@ Timeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         help="Then its whole process tree is ended (exit 124).",
+        parser=decimal,
         rich_help_panel=_HOW,
     ),
 ]
@@ -111,20 +140,15 @@ SandboxIdTexts = Annotated[
 ]
 
 
-_SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18})(?P<unit>[KMGT]?)i?B?", re.IGNORECASE)
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
 def size_of(field: str, text: str) -> int | None:
     """Bytes of ``20G`` and the like, in powers of 1,024; None of "".  Raises: BadRequest."""
     if not text:
         return None
-    found = _SIZE.fullmatch(text)
+    found = size(text)
     if found is None:
         raise BadRequest(f"{field}: {text!r:.100} is not a size", hint="such as 500M or 20G")
-    size = int(found["number"]) * _UNITS[found["unit"].upper()]
-    check_count(field, size, 0, MOST_BYTES)
-    return size
+    check_count(field, found, 0, MOST_BYTES)
+    return found
 
 
 def pairs(field: str, given: Sequence[str] | None) -> dict[str, str]:

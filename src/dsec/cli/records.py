@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from dsec.cli import options as opt
+from dsec.cli.numbers import whole
 from dsec.cli.output import moment, plain, printable, put, put_json, put_json_line
 from dsec.cli.session import Signals, conduct, engine_home
 from dsec.errors import NotFound
@@ -57,7 +58,9 @@ def events(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the sandbox has ended.")
     ] = False,
-    after: Annotated[int, typer.Option("--after", metavar="SEQ", min=0, help="Only later records.")] = 0,
+    after: Annotated[
+        int, typer.Option("--after", metavar="SEQ", help="Only later records.", parser=whole(0))
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a line.")] = False,
 ) -> None:
     """Show the records of a sandbox in the journal: what was done, by whom, and how it ended.
@@ -132,7 +135,9 @@ def audit_log(
     chain: Annotated[
         str | None, typer.Argument(metavar="[CHAIN]", help="A sandbox id, or engine.", show_default=False)
     ] = None,
-    after: Annotated[int, typer.Option("--after", metavar="SEQ", min=0, help="Only later records.")] = 0,
+    after: Annotated[
+        int, typer.Option("--after", metavar="SEQ", help="Only later records.", parser=whole(0))
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a line.")] = False,
 ) -> None:
     """Print the records of one chain or of all of them, a line each.

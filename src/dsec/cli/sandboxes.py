@@ -65,11 +65,8 @@ def create(
     disk: opt.Disk = None,
     read_only: opt.ReadOnly = False,
     env: opt.EnvList = None,
-    ttl: Annotated[float, typer.Option("--ttl", metavar="SECONDS", help="Destroyed then; 0 = never.")] = 0.0,
-    idle: Annotated[
-        float,
-        typer.Option("--idle", metavar="SECONDS", help="Destroyed after so long without use; 0 = never."),
-    ] = 0.0,
+    ttl: opt.Ttl = 0.0,
+    idle: opt.Idle = 0.0,
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Yours, for finding it.")
     ] = None,

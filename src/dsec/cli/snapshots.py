@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dsec.cli import options as opt
+from dsec.cli.numbers import whole
 from dsec.cli.output import duration, put, put_json, put_table
 from dsec.cli.sandboxes import info_json
 from dsec.cli.session import Signals, conduct, durable
@@ -150,7 +151,7 @@ def import_(
 @app.command()
 def fork(
     sandbox: opt.SandboxIdText,
-    count: Annotated[int, typer.Option("--count", "-n", help="How many.")] = 1,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many.", parser=whole())] = 1,
     kind: Kind = "files",
     as_json: opt.AsJson = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dsec.cli import options as opt
+from dsec.cli.numbers import mib
 from dsec.cli.output import duration, printable, put, put_json, put_table
 from dsec.cli.sandboxes import readable, words
 from dsec.cli.session import Signals, conduct, durable
@@ -39,7 +40,10 @@ def volume_json(info: VolumeInfo) -> dict[str, object]:
 def create(
     name: Name,
     size: Annotated[
-        int, typer.Option("--size", metavar="MIB", help="What it may come to hold, MiB.")
+        int,
+        typer.Option(
+            "--size", metavar="SIZE", help="What it may come to hold: 1024 (MiB), 500M or 10G.", parser=mib
+        ),
     ] = DEFAULT_SIZE_MIB,
     project: opt.Project = DEFAULT_PROJECT,
     as_json: opt.AsJson = False,
@@ -48,7 +52,7 @@ def create(
 
     Examples:
 
-        dsec volume create data --size 2048
+        dsec volume create data --size 2G
 
         dsec create -v data:/data
     """
