@@ -270,6 +270,7 @@ def test_debug_shows_where_it_came_from(capfd: pytest.CaptureFixture[str]) -> No
         (["run", "-v", "src/x:/x", "--", "true"], 2, "--volume source: 'src/x' is not the name of a volume"),
         (["run", "-v", "Data:/x", "--", "true"], 2, "--volume source: 'Data' is not the name of a volume"),
         (["volume", "create"], 2, "NAME"),
+        (["image", "get", "-v", "docker://nothing"], 2, "write docker://HOST"),
         (["exec", "sb-x", "--timeout", "5", "true"], 2, "before the ID"),
         (["exec", "-d", "--tty", "sb-x", "true"], 2, "--tty: not with"),
         (["exec", "-d", "-i", "sb-x", "true"], 2, "--interactive: not with"),

@@ -51,6 +51,27 @@ def test_a_line_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["one", "two\\x1b[2J", "two"]
 
 
+def test_a_step_that_takes_long_is_told_unasked(caplog: pytest.LogCaptureFixture) -> None:
+    before = set(threading.enumerate())
+
+    def end() -> None:
+        for each in set(threading.enumerate()) - before:
+            each.join(10)
+
+    lines = Lines(after=0)
+    with caplog.at_level(logging.WARNING, "dsec.progress"):
+        lines(Step("one\n", 1))
+        end()
+        lines(Step("one\n", 2))
+        lines(Step("done", over=True))
+        patient = Lines(after=3600)
+        for step in (Step("two"), Step("three"), Step("done", over=True)):
+            patient(step)
+        end()
+    assert caplog.messages == ["one\\n"]
+    assert set(threading.enumerate()) <= before, "nothing waits any longer"
+
+
 def test_a_terminal_shows_how_far_it_is_and_then_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     made: list[Bars] = []

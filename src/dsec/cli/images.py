@@ -60,13 +60,15 @@ def _rows(info: ImageInfo) -> Sequence[tuple[str, ...]]:
 
 
 @image.command("get")
-def get(name: Name, as_json: opt.AsJson = False) -> None:
+def get(name: Name, verbose: opt.Verbose = False, as_json: opt.AsJson = False) -> None:
     """Build or fetch an image, if it is not stored, and print its digest.
 
     Examples:
 
         dsec image get debian:trixie
     """
+
+    del verbose  # it has been heard
 
     async def work(signals: Signals) -> int:
         del signals
@@ -77,13 +79,15 @@ def get(name: Name, as_json: opt.AsJson = False) -> None:
 
 
 @image.command("refresh")
-def refresh(name: Name, as_json: opt.AsJson = False) -> None:
+def refresh(name: Name, verbose: opt.Verbose = False, as_json: opt.AsJson = False) -> None:
     """Build or fetch an image anew, and print its digest. Sandboxes and templates keep what they have.
 
     Examples:
 
         dsec image refresh debian:trixie
     """
+
+    del verbose  # it has been heard
 
     async def work(signals: Signals) -> int:
         del signals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -129,6 +130,19 @@ Budget = Annotated[
         help="Bytes that images may have, such as 500M or 20G.",
         show_default=False,
     ),
+]
+
+
+def _louder(wanted: bool) -> bool:
+    log = logging.getLogger("dsec")
+    if wanted and log.getEffectiveLevel() > logging.INFO:
+        log.setLevel(logging.INFO)
+    return wanted
+
+
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Tell each step, where no terminal shows it.", callback=_louder),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Words = Annotated[

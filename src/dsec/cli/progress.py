@@ -1,4 +1,4 @@
-"""What a long build is doing, for whoever waits: bars on a terminal, lines with ``--verbose``, else nothing.
+"""What a long build is doing, for whoever waits: bars on a terminal, else lines, with ``--verbose`` more of them.
 
 All of it goes to standard error. With ``--json`` nothing is shown: programs read that.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _LOG: Final = logging.getLogger("dsec.progress")
+_UNASKED: Final = 5.0
 _UNITS: Final = {"bytes": (1e6, "MB")}
 
 
@@ -30,15 +31,33 @@ def shown(quiet: bool = False) -> Progress | None:
 
 
 class Lines:
-    """One line for each step that begins, when ``--verbose`` asks for them."""
+    """One line for each step that begins, when ``--verbose`` asks for them; else for each that takes longer than a moment.
 
-    def __init__(self) -> None:
+    Args:
+        after: seconds of a step until it is told unasked.
+    """
+
+    def __init__(self, after: float = _UNASKED) -> None:
+        self._after = after
+        self._lock = threading.Lock()
         self._last = ""
+        self._timer: threading.Timer | None = None
 
     def __call__(self, step: Step) -> None:
-        if step.what != self._last and not step.over:
-            _LOG.info("%s", printable(step.what))
-        self._last = "" if step.over else step.what
+        with self._lock:
+            what = "" if step.over else step.what
+            if what == self._last:
+                return
+            self._last = what
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if what and _LOG.isEnabledFor(logging.INFO):
+                _LOG.info("%s", printable(what))
+            elif what:
+                self._timer = threading.Timer(self._after, _LOG.warning, ("%s", printable(what)))
+                self._timer.daemon = True
+                self._timer.start()
 
 
 class Display:

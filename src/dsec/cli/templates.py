@@ -58,6 +58,7 @@ def build(
         bool, typer.Option("--strict", help="Refuse versions that float and bases that change.")
     ] = False,
     update: Annotated[bool, typer.Option("--update", help="Lock dependencies anew.")] = False,
+    verbose: opt.Verbose = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Build a template, and print its digest. The same file over the same base gives the same digest.
@@ -70,6 +71,8 @@ def build(
 
         dsec template build --strict --tag v2 agent.yaml
     """
+
+    del verbose  # it has been heard
 
     async def work(signals: Signals) -> int:
         del signals

@@ -215,7 +215,7 @@ class Layering:
                 return await attended(partial(self._resolve, path, wanted, base, strict))
 
     def _resolve(self, path: Path, wanted: tuple[str, ...], base: Image, strict: bool, check: Check) -> Lock:
-        self._progress(Doing(f"locking {len(wanted)} dependencies"))
+        self._progress(Doing(f"locking {len(wanted)} {'dependency' if len(wanted) == 1 else 'dependencies'}"))
         with self._looked(base) as tree:
             target = read_target(tree)
         with typed(self._locks):
