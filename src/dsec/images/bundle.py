@@ -87,7 +87,9 @@ def read_bundle(path: Path, kind: str, *, check: Check = unstoppable) -> Bundle:
     """
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            raise BadRequest(f"this is no exported {kind}", hint=f"name a file that an export of a {kind} wrote")
+            raise BadRequest(
+                f"this is no exported {kind}", hint=f"name a file that an export of a {kind} wrote"
+            )
         size = int.from_bytes(file.read(_LENGTH_BYTES), "big")
         if size > _MANIFEST_BYTES:
             raise _refused(f"its manifest claims {size} bytes")
