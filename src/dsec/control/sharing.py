@@ -97,7 +97,7 @@ class Sharing(SharingService):
             if mine != built.digest:
                 raise Conflict(
                     f"{reference} means another template here: {mine}",
-                    hint=f"name a tag for the one that comes in (tag={LATEST!r} moves this one), or `dsec template tag` yours first",
+                    hint=f"name a tag for the one that comes in; {LATEST!r} moves this one",
                     template=reference,
                 )
         return LATEST
