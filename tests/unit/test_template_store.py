@@ -151,3 +151,22 @@ def test_damaged_records_that_no_tag_means_go_with_the_next_name(tmp_path: Path)
         "a tag means it: building that again makes it whole"
     )
     assert not keeper.held
+
+
+def test_a_record_that_changes_is_read_again(tmp_path: Path) -> None:
+    """What is remembered of a record is good for as long as its file is the same one, unchanged."""
+    store, made = TemplateStore(tmp_path), built()
+    store.put(made)
+    assert store.find("one") is store.find(made.reference)
+    path = path_of(tmp_path, made)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"env": {}', b'"env":{} '))
+    assert store.find("one") == made
+    path.write_bytes(whole.replace(b'"one"', b'"two"'))
+    with pytest.raises(StoreDamaged):
+        store.find("one")
+    path.write_bytes(whole)
+    assert store.find("one") == made
+    store.remove("one")
+    with pytest.raises(NotFound):
+        store.find(made.reference)

@@ -15,10 +15,12 @@ import json
 import os
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, Protocol
 
 from dsec.errors import BadRequest, Busy, Denied, DsecError, NotFound, StoreDamaged
@@ -43,6 +45,9 @@ _HISTORY_MOST: Final = 2000
 _TAG_BYTES: Final = 4096
 _HINT: Final = "build the template again"
 
+_REMEMBERED: Final = 256  # built templates that were asked for last
+_Stamp = tuple[int, int, int, int]
+
 
 class Keeping(Protocol):
     """Keeps images that no name stands for any more. Blocking."""
@@ -64,6 +69,8 @@ class TemplateStore:
     def __init__(self, root: Path, keeping: Keeping | None = None) -> None:
         self._root = root
         self._keeping = keeping
+        self._read: OrderedDict[str, tuple[_Stamp, Built]] = OrderedDict()  # by digest, last used last
+        self._reading = Lock()
 
     def put(self, built: Built, tag: str = LATEST) -> None:
         """Keep one with its images, and let a tag mean it.
@@ -186,8 +193,15 @@ class TemplateStore:
             raise _nothing(reference) from None
 
     def _load(self, digest: str, reference: str) -> Built:
+        """To read and check a record takes longer than to make a sandbox, so the last ones are remembered while their files are the same."""
         path = self._path(digest)
         try:
+            stamp = _stamp(path)
+            with self._reading:
+                known = self._read.get(digest)
+                if known is not None and known[0] == stamp is not None:
+                    self._read.move_to_end(digest)
+                    return known[1]
             value = json.loads(read_small(path))
             built = from_json(value)
         except FileNotFoundError:
@@ -199,6 +213,11 @@ class TemplateStore:
         said = made_of(built)
         if not built.digest == said == digest:
             raise StoreDamaged(f"{path} holds {said}, not {digest}", hint=_HINT)
+        if stamp is not None:
+            with self._reading:
+                self._read[digest] = stamp, built
+                if len(self._read) > _REMEMBERED:
+                    self._read.popitem(last=False)
         return built
 
     def _is_whole(self, digest: str) -> bool:
@@ -233,6 +252,15 @@ def owner_of(digest: str) -> str:
 def check_tag(name: str, tag: str) -> None:
     """Raises: BadRequest: a name or a tag that is none."""
     _parsed(f"{name}:{tag}")
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """Changes when a file does; None: it cannot be looked at."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino, info.st_ctime_ns, info.st_size
 
 
 def made_of(built: Built) -> str:
