@@ -276,6 +276,10 @@ def test_paths_of_the_machine_that_are_allowed(cli: Cli, tmp_path: Path) -> None
         done = limited(command, "-v", f"{tmp_path}:/in:ro", *(("--", "true") if command == "run" else ()))
         assert done.returncode == 77
         assert b"DSEC_HOST_PATHS" in done.stderr
+    listed = cli.json("ls", "--state", "failed")
+    assert isinstance(listed, list)
+    assert len(listed) == 1, "what was refused is told"
+    cli.ok("rm", listed[0]["id"])
     limited.env["DSEC_HOST_PATHS"] = ""
     assert limited("run", "-v", f"{tmp_path}/in:/in:ro", "--", "true").returncode == 77
     limited.env["DSEC_HOST_PATHS"] = "relative"

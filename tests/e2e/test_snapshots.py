@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 
 from dsec import Dsec, Limits, Settings, Volume
 from dsec.client.sync import Sandbox
-from dsec.errors import Conflict, NotFound, QuotaExceeded, UnknownOutcome, Unsupported
+from dsec.errors import Conflict, DsecError, FileProblem, NotFound, QuotaExceeded, UnknownOutcome, Unsupported
 from dsec.model.sandbox import Flag
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
@@ -241,3 +243,35 @@ def test_children_of_a_fork_are_machines_of_their_own(dsec: Dsec) -> None:
         assert children[0].exec("hostname").text.strip() == name
         for child in children:
             child.destroy()
+
+
+def test_a_byte_that_was_flipped_on_the_disk_is_never_taken_for_the_right_one(
+    image_store: Path, tmp_path: Path
+) -> None:
+    """A snapshot that stays in its pool is checked by the sums of the file system, block by block, as it is read."""
+    home, content = tmp_path / "home", os.urandom(1 << 20)
+    settings = Settings(images=image_store, pool=0, pool_bytes=1 << 28)
+    with Dsec(home, settings=settings) as engine, engine.sandboxes.create() as sandbox:
+        sandbox.files.write("/workspace/kept", content)
+        snapshot = sandbox.snapshot()
+    (pool,) = home.rglob("layers.img")
+
+    def flip() -> None:
+        with pool.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+            place = view.find(content[8192:8256])
+            assert place > 0
+            view[place + 100] ^= 1
+
+    flip()
+    with Dsec(home, settings=settings) as engine, engine.sandboxes.create(snapshot) as copy:
+        done = copy.exec("cat /workspace/kept | wc -c; cat /workspace/kept > /dev/null")
+        assert (done.exit_code, b"Input/output error" in done.stderr) == (1, True)
+        with pytest.raises(FileProblem):
+            copy.files.read("/workspace/kept")
+        with pytest.raises(DsecError):
+            engine.templates.promote(snapshot, "flipped")
+    flip()  # positive control
+    with Dsec(home, settings=settings) as engine:
+        with engine.sandboxes.create(snapshot) as copy:
+            assert copy.files.read("/workspace/kept") == content
+        engine.snapshots.remove(snapshot.id)
