@@ -25,6 +25,10 @@ SUITE = "bookworm"
 PROGRAM = ["/usr/bin/python3", "-c", "print('hi')"]
 IMAGE = "localhost/dsec-bench:latest"
 PODMAN = "/usr/bin/podman"
+ULIMITS = (
+    "--ulimit=nofile=1024:1024",
+    "--ulimit=nproc=1000:1000",
+)  # its own are more than a machine may allow
 MIB = 2**20
 _HIDE = f'[ -d {HIDDEN} ] && umount {HIDDEN}; exec "$@"'
 
@@ -85,7 +89,7 @@ def _podman(times: Times) -> None:
                         "--rm",
                         "--network=none",
                         "--cgroups=disabled",
-                        "--ulimit=host",
+                        *ULIMITS,
                         IMAGE,
                         *PROGRAM,
                     ]

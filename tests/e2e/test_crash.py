@@ -102,9 +102,11 @@ class Home:
         """Of sandboxes; not what a spawner makes ahead, which ends with it."""
         found: set[int] = set()
         for group in self.groups():
-            for slot in group.glob("s*/cgroup.procs"):
-                with suppress(OSError):
-                    found.update(map(int, slot.read_text().split()))
+            with suppress(OSError):  # it goes with its last sandbox
+                slots = list(group.glob("s*/cgroup.procs"))
+                for slot in slots:
+                    with suppress(OSError):
+                        found.update(map(int, slot.read_text().split()))
         return {pid for pid in found if _name(pid) not in ("dsec-zygote", "dsec-seed")}
 
     def inits(self) -> dict[str, int]:
