@@ -334,3 +334,12 @@ def test_the_same_set_up_for_another_working_directory_is_checked_again(dsec: Ds
     build(dsec, "place", '{workdir: /a, setup: ["mkdir /a"]}')
     with pytest.raises(BadRequest, match=r"runtime\.workdir"):
         build(dsec, "place", '{workdir: /b, setup: ["mkdir /a"]}')
+
+
+def test_a_tag_that_is_none_is_refused_before_anything_is_built(dsec: Dsec, store: Path) -> None:
+    before = sorted(path.name for path in (store / "images").iterdir())
+    with pytest.raises(BadRequest, match="bad tag"):
+        dsec.templates.build(
+            b"name: tagged\nversion: 1\nruntime: {setup: ['echo unique > /etc/unique']}\n", tag="bad tag!"
+        )
+    assert sorted(path.name for path in (store / "images").iterdir()) == before

@@ -8,7 +8,10 @@ from types import MappingProxyType
 from typing import Final
 
 from dsec.control.template_store import digest_of
+from dsec.errors import Unsupported
 from dsec.model.built import Built, Note
+from dsec.model.sandbox import SandboxSpec
+from dsec.model.snapshots import SnapshotInfo
 from dsec.model.template import Template
 from dsec.templates.dump import digest as blueprint_of
 from dsec.templates.enforcement import unenforced
@@ -16,6 +19,16 @@ from dsec.templates.faults import Place
 from dsec.templates.versions import floating
 
 _NO_PLACES: Final[Mapping[str, Place]] = MappingProxyType({})
+
+
+def known_base(snapshot: SnapshotInfo) -> SandboxSpec:
+    """Of its sandbox.  Raises: Unsupported: it was taken before sandboxes recorded what their files lie over."""
+    if not snapshot.spec.base_digest:
+        raise Unsupported(
+            f"snapshot {snapshot.id}: it is not known what its files lie over",
+            hint="make a sandbox of it, and a snapshot of that",
+        )
+    return snapshot.spec
 
 
 def floats(template: Template, places: Mapping[str, Place] = _NO_PLACES) -> tuple[Note, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from anyio import to_thread
 
 from dsec.control.carried import facts_of, spec_of
-from dsec.control.composing import composed
+from dsec.control.composing import composed, known_base
 from dsec.control.layering import MOST_LAYERS
 from dsec.control.template_store import LATEST, TemplateStore, check_tag
 from dsec.errors import BadRequest, Conflict, DsecError, NotFound, TooLarge, Unsupported
@@ -119,12 +119,7 @@ class Sharing(SharingService):
 
     async def export_snapshot(self, snapshot: SnapshotId) -> AsyncIterator[bytes]:
         info = await self._place.snapshots.get(snapshot)
-        spec = info.spec
-        if not spec.base_digest:
-            raise Unsupported(
-                f"snapshot {snapshot}: it is not known what its files lie over",
-                hint="make a sandbox of it, and a snapshot of that",
-            )
+        spec = known_base(info)
         trees = await self._trees(spec.base, (spec.base_digest, *spec.layers))
         async with (
             self._place.changes.changes(snapshot) as changed,

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from anyio import to_thread
 
-from dsec.control.composing import composed, floats
+from dsec.control.composing import composed, floats, known_base
 from dsec.control.layering import Layering
-from dsec.control.template_store import TemplateStore
-from dsec.errors import BadRequest, Conflict, NotFound, Unsupported
+from dsec.control.template_store import TemplateStore, check_tag
+from dsec.errors import BadRequest, Conflict, NotFound
 from dsec.model.built import Built, Tagged
 from dsec.model.ids import SnapshotId
 from dsec.model.sandbox import USERS, WORKSPACE, Level, SandboxSpec
@@ -58,6 +58,7 @@ class Templates(TemplateService):
                 count=len(loose),
             )
         template = document.template
+        check_tag(template.name, tag)  # before what takes minutes
         _check_level(template)
         base = await self._images.get(template.runtime.base)
         if base.mutable and strict:
@@ -85,13 +86,9 @@ class Templates(TemplateService):
 
     async def promote(self, snapshot: SnapshotId, *, name: str, tag: str) -> Built:
         info = await self._snapshots.get(snapshot)
-        spec = info.spec
-        if not spec.base_digest:
-            raise Unsupported(
-                f"snapshot {snapshot}: it is not known what its files lie over",
-                hint="make a sandbox of it, and a snapshot of that",
-            )
+        spec = known_base(info)
         said, before = await self._said(spec, name)
+        check_tag(said.name, tag)
         layers = await self._layering.of_snapshot(snapshot, spec)
         built = composed(
             said,

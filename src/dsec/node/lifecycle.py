@@ -427,7 +427,9 @@ class Lifecycle(SandboxService):
 
 def _check_images(spec: SandboxSpec, runtime: Runtime) -> None:
     """Raises: Unsupported: it would run with other files than were asked for."""
-    if Flag.ROOT_FS not in runtime.flags and runtime.flags and (spec.layers or spec.base != BASE):
+    if not runtime.flags or Flag.ROOT_FS in runtime.flags:
+        return  # without any, the level cannot be had: creating tells why
+    if spec.layers or spec.base != BASE:
         what = "dependencies or other layers" if spec.layers else f"base {spec.base!r}"
         raise Unsupported(
             f"level {spec.level.value!r} shows the files of this machine, and cannot have {what}",
