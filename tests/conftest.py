@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -115,16 +115,23 @@ def _module_leaves_nothing(request: pytest.FixtureRequest, census_root: Path | N
 
 @pytest.fixture(autouse=True)
 def _test_leaves_nothing(request: pytest.FixtureRequest, census_root: Path | None) -> Iterator[None]:
-    yield from _leaves_nothing(request, census_root)
+    # An engine that outlives the test keeps what it has mounted: the census of the module counts that.
+    yield from _leaves_nothing(
+        request, census_root, passing=lambda line: line.startswith("loops: ") and ".erofs" in line
+    )
 
 
-def _leaves_nothing(request: pytest.FixtureRequest, root: Path | None) -> Iterator[None]:
+def _leaves_nothing(
+    request: pytest.FixtureRequest,
+    root: Path | None,
+    passing: Callable[[str], bool] = lambda _: False,
+) -> Iterator[None]:
     if request.path.relative_to(Path(__file__).parent).parts[0] not in COUNTED_TIERS:
         yield
         return
     before = census.take(root)
     yield
-    left = census.settle(before, root=root, seconds=SETTLE_SECONDS)
+    left = census.settle(before, root=root, seconds=SETTLE_SECONDS, passing=passing)
     assert not left, "left behind:\n  " + "\n  ".join(left)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -109,19 +110,6 @@ def shelf(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", directory], check=False, capture_output=True)
 
 
-@pytest.fixture(params=["now", "before 6.15"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Images are mounted straight from their files, or over loop devices."""
-    if request.param != "now":
-
-        def refuse(tree: int) -> int:
-            os.close(tree)
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), "open_tree")
-
-        monkeypatch.setattr(mounts, "_cloneable", refuse)
-    return str(request.param)
-
-
 def plan(image: str) -> Plan:
     return Plan(id=new_sandbox_id(), level=Level.CONTAINER, limits=Limits(disk_mib=64), image=image)
 
@@ -189,7 +177,6 @@ async def test_more_images_than_are_kept(tmp_path: Path, shelf: Path) -> None:
     await until_unmounted(shelf)
 
 
-@pytest.mark.usefixtures("kernel")
 async def test_nothing_holds_what_was_detached(tmp_path: Path, shelf: Path) -> None:
     """Not the engine, not the spawner, nor what that made ahead: the file system goes while all of them go on."""
     made = Made()
@@ -225,7 +212,6 @@ async def test_a_successor_of_the_spawner_gets_what_is_mounted(tmp_path: Path, s
         await runtime.destroy(held.id)
 
 
-@pytest.mark.usefixtures("kernel")
 async def test_a_sandbox_goes_on_when_its_image_is_detached(tmp_path: Path, shelf: Path) -> None:
     """The next engine knows of no image of the earlier one's: it detaches them all. The sandbox holds its own file system, to the end."""
     made, path = Made(), shelf / "7.erofs"
@@ -261,3 +247,50 @@ async def test_an_image_that_left_the_store_is_looked_up_again(tmp_path: Path, s
         sandbox = await runtime.create(plan(name))
         assert await number(runtime, sandbox.id) == {b"%09d" % 2}
         await runtime.destroy(sandbox.id)
+
+
+def test_whoever_mounts_an_image_shares_one_file_system(tmp_path: Path) -> None:
+    images = Made()
+    image = images.found[images.make(tmp_path, 1)]
+    first, second = mounts.mount_image(image.path), mounts.mount_image(image.path)
+    try:
+        assert os.fstat(first).st_dev == os.fstat(second).st_dev
+        assert len(_devices_over(image.path)) == 1
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def test_many_who_mount_an_image_at_once_share_one_device(tmp_path: Path) -> None:
+    images = Made()
+    image = images.found[images.make(tmp_path, 1)]
+    with ThreadPoolExecutor(8) as threads:
+        mounted = list(threads.map(lambda _: mounts.mount_image(image.path), range(32)))
+    try:
+        assert len({os.fstat(each).st_dev for each in mounted}) == 1
+        assert len(_devices_over(image.path)) == 1
+    finally:
+        for each in mounted:
+            os.close(each)
+
+
+async def test_a_device_goes_with_its_last_mount(tmp_path: Path) -> None:
+    images = Made()
+    image = images.found[await to_thread.run_sync(images.make, tmp_path, 1)]
+    first, second = [await to_thread.run_sync(mounts.mount_image, image.path) for _ in range(2)]
+    os.close(first)
+    assert len(await to_thread.run_sync(_devices_over, image.path)) == 1
+    os.close(second)
+    with anyio.fail_after(30):
+        while await to_thread.run_sync(_devices_over, image.path):  # noqa: ASYNC110 - the kernel tells nobody
+            await anyio.sleep(0.01)
+
+
+def _devices_over(image: Path) -> list[str]:
+    """Loop devices that are over a file, as the kernel names it."""
+    found = []
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):
+            if backing.read_text().strip() == str(image):
+                found.append(backing.parts[3])
+    return found

@@ -170,3 +170,22 @@ def test_a_record_that_changes_is_read_again(tmp_path: Path) -> None:
     store.remove("one")
     with pytest.raises(NotFound):
         store.find(made.reference)
+
+
+def test_what_is_remembered_is_what_finding_would_find(tmp_path: Path) -> None:
+    ours, theirs = TemplateStore(tmp_path), TemplateStore(tmp_path)  # another engine's
+    first, second = built("1.0.0"), built("2.0.0")
+    name = first.template.name
+    assert ours.remembered(name) is None
+    theirs.put(first)
+    assert ours.remembered(name) is None
+    assert ours.find(name) == ours.remembered(name) == ours.remembered(f"{name}@{first.digest}") == first
+    theirs.put(second)
+    assert ours.remembered(name) is None
+    assert ours.find(name) == ours.remembered(name) == second
+    assert ours.remembered(f"other@{second.digest}") is None
+    path_of(tmp_path, second).write_text("{}")
+    assert ours.remembered(name) is None
+    theirs.remove(name)
+    assert ours.remembered(name) is None
+    assert ours.remembered("no/name") is None

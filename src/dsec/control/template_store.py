@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from dsec.errors import BadRequest, Busy, Denied, DsecError, NotFound, StoreDamaged
 from dsec.images.builds import open_lock
@@ -47,6 +47,8 @@ _HINT: Final = "build the template again"
 
 _REMEMBERED: Final = 256  # built templates that were asked for last
 _Stamp = tuple[int, int, int, int]
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class Keeping(Protocol):
@@ -70,6 +72,9 @@ class TemplateStore:
         self._root = root
         self._keeping = keeping
         self._read: OrderedDict[str, tuple[_Stamp, Built]] = OrderedDict()  # by digest, last used last
+        self._tags: OrderedDict[tuple[str, str], tuple[_Stamp, str]] = (
+            OrderedDict()
+        )  # what they meant, likewise
         self._reading = Lock()
 
     def put(self, built: Built, tag: str = LATEST) -> None:
@@ -98,6 +103,26 @@ class TemplateStore:
         if built.template.name != name:
             raise _nothing(reference)
         return built
+
+    def remembered(self, reference: str) -> Built | None:
+        """As :meth:`find` where that needs no more than a look at whether two files are still the same; None: ask :meth:`find`.
+
+        The one method that does not wait for a disk to read: whoever makes a sandbox of a template asks for it each time.
+        """
+        try:
+            name, tag, digest = _parsed(reference)
+        except BadRequest:
+            return None
+        with self._reading:
+            if not digest:
+                stamp, digest = self._tags.get((name, tag), (None, ""))
+                if stamp is None or stamp != _stamp(self._tag_path(name, tag)):
+                    return None
+            known = self._read.get(digest)
+            if known is None or known[0] != _stamp(self._path(digest)) or known[1].template.name != name:
+                return None
+            self._read.move_to_end(digest)
+            return known[1]
 
     def tags(self) -> tuple[Tagged, ...]:
         """What every tag means, by name and tag.  Raises: StoreDamaged, Denied."""
@@ -139,7 +164,7 @@ class TemplateStore:
         if digest:
             raise BadRequest(f"template: {reference} names no tag", hint="NAME:TAG")
         with self._alone():
-            (self._root / "tags" / name / tag).unlink(missing_ok=True)
+            self._tag_path(name, tag).unlink(missing_ok=True)
             if self._tag_files(name):
                 return ()
             gone = tuple(self._of(name))
@@ -175,7 +200,7 @@ class TemplateStore:
                 yield digest
 
     def _set(self, name: str, tag: str, digest: str) -> None:
-        path = self._root / "tags" / name / tag
+        path = self._tag_path(name, tag)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileNotFoundError, StoreDamaged):  # what was damaged is whole again
             if _meant(path) == digest:
@@ -187,10 +212,19 @@ class TemplateStore:
         write_whole(path, digest.encode())
 
     def _meaning(self, name: str, tag: str, reference: str) -> str:
+        path = self._tag_path(name, tag)
+        stamp = _stamp(path)  # before it is read: a tag that is moved meanwhile is read again next time
         try:
-            return _meant(self._root / "tags" / name / tag)
+            digest = _meant(path)
         except FileNotFoundError:
             raise _nothing(reference) from None
+        if stamp is not None:
+            with self._reading:
+                _remember(self._tags, (name, tag), (stamp, digest))
+        return digest
+
+    def _tag_path(self, name: str, tag: str) -> Path:
+        return self._root / "tags" / name / tag
 
     def _load(self, digest: str, reference: str) -> Built:
         """To read and check a record takes longer than to make a sandbox, so the last ones are remembered while their files are the same."""
@@ -215,9 +249,7 @@ class TemplateStore:
             raise StoreDamaged(f"{path} holds {said}, not {digest}", hint=_HINT)
         if stamp is not None:
             with self._reading:
-                self._read[digest] = stamp, built
-                if len(self._read) > _REMEMBERED:
-                    self._read.popitem(last=False)
+                _remember(self._read, digest, (stamp, built))
         return built
 
     def _is_whole(self, digest: str) -> bool:
@@ -252,6 +284,14 @@ def owner_of(digest: str) -> str:
 def check_tag(name: str, tag: str) -> None:
     """Raises: BadRequest: a name or a tag that is none."""
     _parsed(f"{name}:{tag}")
+
+
+def _remember(among: OrderedDict[_K, _V], key: _K, value: _V) -> None:
+    """Beside the others, and the one that was used longest ago goes when they are too many."""
+    among[key] = value
+    among.move_to_end(key)
+    if len(among) > _REMEMBERED:
+        among.popitem(last=False)
 
 
 def _stamp(path: Path) -> _Stamp | None:

@@ -119,7 +119,8 @@ class Templates(TemplateService):
         ), None
 
     async def find(self, reference: str) -> Built:
-        return await to_thread.run_sync(self._store.find, reference)
+        known = self._store.remembered(reference)  # a thread's turn would be a seventh of a create
+        return known if known is not None else await to_thread.run_sync(self._store.find, reference)
 
     async def list(self) -> tuple[Tagged, ...]:
         return await to_thread.run_sync(self._store.tags)

@@ -284,16 +284,17 @@ def _try_loop(control: int, config: bytes, read_only: bool) -> Loop | None:
     return Loop(path, device)
 
 
-def find_loop(backing: int) -> Loop | None:
+def find_loop(backing: int, *, read_only: bool = False) -> Loop | None:
     """The loop device that is over this file already: never put a second one over a file that is mounted.
 
     Raises: OSError.
     """
     info = os.fstat(backing)
+    mode = os.O_RDONLY if read_only else os.O_RDWR
     for device in sorted(Path("/sys/block").glob("loop*/loop/backing_file")):
         path = f"/dev/{device.parts[3]}"
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, mode | os.O_CLOEXEC)
         except OSError:
             continue  # gone in between, or not ours to open
         status = bytearray(_LOOP_INFO_BYTES)
@@ -311,8 +312,9 @@ def find_loop(backing: int) -> Loop | None:
 def mount_image(path: Path) -> int:
     """A detached, read-only, nosuid, nodev mount of an EROFS image.
 
-    Straight from the file where the kernel can (6.12 and later) and can also clone that mount (6.15), else over a loop device that
-    clears itself.
+    Over a loop device that clears itself, the one that is over that file already if there is one: mounts of one device are one file
+    system, so that whoever mounts an image on this machine shares it, and what of it is in memory. Where there are no loop devices,
+    straight from the file, if the kernel can do that (6.12) and can also clone such a mount (6.15): one file system for each mount.
 
     Returns: a descriptor of the root of the image.
 
@@ -323,24 +325,41 @@ def mount_image(path: Path) -> int:
     attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
     backing = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Through the descriptor, so that both attempts are of one and the same file.
         try:
+            loop = _shared_loop(backing)
+        except (Unsupported, Busy):
+            # Through the descriptor, so that both attempts are of one and the same file.
             return _cloneable(mount_detached("erofs", f"/proc/self/fd/{backing}", {"ro": None}, attributes))
-        except OSError as error:
-            if error.errno in (errno.EPERM, errno.ENODEV):
-                raise Unsupported(
-                    f"EROFS images cannot be mounted: {error.strerror}",
-                    hint="needs root and a kernel with EROFS (5.4 or later)",
-                ) from error
-            if error.errno not in (errno.ENOTBLK, errno.EINVAL):
-                raise
-        loop = attach_loop(backing, read_only=True)
-        try:
-            return mount_detached("erofs", loop.path, {"ro": None}, attributes)
-        finally:
-            loop.release()
+        else:
+            return _mount_and_release(loop, attributes)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENODEV):
+            raise Unsupported(
+                f"EROFS images cannot be mounted: {error.strerror}",
+                hint="needs root and a kernel with EROFS (5.4 or later)",
+            ) from error
+        raise
     finally:
         os.close(backing)
+
+
+def _mount_and_release(loop: Loop, attributes: int) -> int:
+    """An EROFS mount of a device, which it keeps from clearing itself.  Raises: OSError."""
+    try:
+        return mount_detached("erofs", loop.path, {"ro": None}, attributes)
+    finally:
+        loop.release()
+
+
+def _shared_loop(backing: int) -> Loop:
+    """The device that is over a file, or a new one; two who ask at once get the same.  Raises: as :func:`attach_loop`. OSError."""
+    # Opened once more: the device keeps what it is attached with, and a lock is of what was opened.
+    lock = os.open(f"/proc/self/fd/{backing}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return find_loop(backing, read_only=True) or attach_loop(backing, read_only=True)
+    finally:
+        os.close(lock)
 
 
 def _cloneable(tree: int) -> int:

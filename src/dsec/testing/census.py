@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -84,15 +84,24 @@ def left_behind(before: Census, after: Census) -> list[str]:
     return sorted(lines)
 
 
-def settle(before: Census, *, root: Path | None = None, seconds: float = 3.0) -> list[str]:
+def settle(
+    before: Census,
+    *,
+    root: Path | None = None,
+    seconds: float = 3.0,
+    passing: Callable[[str], bool] = lambda _: False,
+) -> list[str]:
     """Wait until nothing more is there than ``before``, at most ``seconds``: deletions may go on in the background.
+
+    Args:
+        passing: lines that are no fault now, because somebody who is still there will see to it.
 
     Returns: what is still there then; empty when all is back.
     """
     deadline = time.monotonic() + seconds
     pause = _FIRST_POLL
     gc.collect()  # a descriptor that only garbage holds is a ResourceWarning, not a leak
-    while lines := left_behind(before, take(root)):
+    while lines := [line for line in left_behind(before, take(root)) if not passing(line)]:
         if time.monotonic() >= deadline:
             return lines
         time.sleep(pause)
