@@ -55,6 +55,12 @@ class Busy(DsecError):
     code, retryable = "busy", True
 
 
+class OverQuota(Busy):
+    """A project has all that it may have. ``facts`` holds ``quota``, ``used`` and ``limit``."""
+
+    code = "over_quota"
+
+
 class Unsupported(DsecError):
     """This can never work here as it was asked for (wrong level, missing feature)."""
 
@@ -71,6 +77,12 @@ class Denied(DsecError):
     """A policy, an owner or a permission forbids it."""
 
     code = "denied"
+
+
+class Unauthenticated(DsecError):
+    """No key was given, or one that is not good (any more)."""
+
+    code = "unauthenticated"
 
 
 class RuntimeUnavailable(DsecError):

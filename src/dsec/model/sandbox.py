@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from dsec.errors import BadRequest
 from dsec.model.checks import check_count, check_flag, check_path, check_seconds, shown
@@ -100,12 +101,18 @@ class Limits:
             check_count(f"limits.{name}", getattr(self, name), low, high)
 
 
+if TYPE_CHECKING:
+    Source = Path | str
+else:  # what reads JSON by these annotations reads text here: `__post_init__` makes a path of what is one
+    Source = Any
+
+
 @dataclass(frozen=True, slots=True)
 class Volume:
     """Files that are no part of a sandbox, shown inside: a named volume, or a directory or file of the host. Itself, not a copy.
 
     Attributes:
-        source: name of a volume of the sandbox's project (a str), or absolute path on the host (a Path) of something that is there.
+        source: name of a volume of the sandbox's project (a str), or absolute path on the host (a Path, or a str that begins with "/").
         target: absolute path inside; missing directories are made.
         read_only: nothing inside can change it. Otherwise, if it has a name, no other sandbox may have it writable.
 
@@ -113,12 +120,15 @@ class Volume:
         BadRequest: the message names the field.
     """
 
-    source: Path | str
+    source: Source
     target: str
     read_only: bool = False
 
     def __post_init__(self) -> None:
         source: object = self.source
+        if isinstance(source, str) and source.startswith("/"):
+            source = Path(source)
+            object.__setattr__(self, "source", source)
         if isinstance(source, str):
             check_volume_name("volume source", source)
         elif not isinstance(source, Path) or not source.is_absolute():
