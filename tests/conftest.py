@@ -14,6 +14,9 @@ from blockbuster import BlockBuster
 from hypothesis import settings
 
 from dsec.testing import census
+from dsec.testing.postgres import postgres_server, postgres_url
+
+__all__ = ["postgres_server", "postgres_url"]  # fixtures
 
 MAY_BLOCK = (
     # Writes of a few microseconds to a local database; a thread would cost more than it saves.
