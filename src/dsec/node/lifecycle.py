@@ -23,6 +23,7 @@ from dsec.errors import (
 from dsec.model.checks import check_seconds
 from dsec.model.ids import SandboxId, SnapshotId, new_sandbox_id, new_session_id
 from dsec.model.journal import Draft, Json, Phase
+from dsec.model.paging import PAGE, Page
 from dsec.model.sandbox import BASE, Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.node import drafts
 from dsec.node.claims import Claims
@@ -73,6 +74,11 @@ class Lifecycle(SandboxService):
         return await self._kit.sandboxes.list(
             states or tuple(state for state in State if state is not State.GONE)
         )
+
+    async def page(
+        self, *, states: Sequence[State] = (), project: str = "", after: str = "", limit: int = PAGE
+    ) -> Page[SandboxInfo]:
+        return await self._kit.sandboxes.page(states=states, project=project, after=after, limit=limit)
 
     # Creating
 

@@ -9,8 +9,9 @@ Every method that takes a sandbox id raises:
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from dsec.model.execs import Chunk, ExecInfo, ExecRequest, ExecResult, PtySize
 from dsec.model.files import Change, Entry, FileEvent, Listing, Transfer, WriteOptions
 from dsec.model.ids import ExecId, SandboxId, SnapshotId
 from dsec.model.images import Freed, ImageInfo
-from dsec.model.journal import Record
+from dsec.model.journal import Json, Record
+from dsec.model.paging import PAGE, Page
 from dsec.model.pool import PoolInfo
 from dsec.model.sandbox import Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
@@ -50,6 +52,18 @@ class SandboxService(ABC):
     @abstractmethod
     async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
         """Those in these states, oldest first; by default all that are not gone."""
+
+    @abstractmethod
+    async def page(
+        self, *, states: Sequence[State] = (), project: str = "", after: str = "", limit: int = PAGE
+    ) -> Page[SandboxInfo]:
+        """A part of those in these states (by default all that are not gone) of a project ("" = of all), oldest first.
+
+        Whoever reads on from ``next`` meets each that is there all the while exactly once, whatever comes and goes meanwhile.
+
+        Raises:
+            BadRequest: ``after`` is not from an earlier page, or ``limit`` is not from 1 to 1,000.
+        """
 
     @abstractmethod
     async def destroy(self, sandbox: SandboxId, *, reason: str = "asked") -> None:
@@ -467,6 +481,27 @@ class ObserveService(ABC):
     async def wait(self, sandbox: SandboxId) -> SandboxInfo:
         """Wait until it has ended (gone, failed or lost)."""
 
+    @abstractmethod
+    async def decide(self, sandbox: SandboxId, decision: Mapping[str, Json]) -> Record:
+        """Keep in its journal what whoever acts in it decided, and why: an object of JSON of their own. It need not run, and is not woken.
+
+        Raises:
+            BadRequest: not JSON, or nested deeper than 32. TooLarge: over 32 KiB.
+        """
+
+
+class PortService(ABC):
+    """Network services that run inside sandboxes."""
+
+    @abstractmethod
+    async def connect(self, sandbox: SandboxId, port: int) -> socket.socket:
+        """A TCP socket, not blocking and the caller's own, connected to 127.0.0.1:``port`` inside. The other end is a stranger's.
+
+        Raises:
+            BadRequest: no port. Unsupported: its level has no network of its own.
+            RuntimeUnavailable: nothing listens there, or it does not take the connection in time. Busy.
+        """
+
 
 class PoolService(ABC):
     """Ready sandboxes: whole ones that nobody has used, so that creating one is claiming one."""
@@ -499,5 +534,6 @@ class Services:
     files: FileService
     trees: TreeService
     observe: ObserveService
+    ports: PortService
     pool: PoolService
     close: Callable[[], Awaitable[None]]

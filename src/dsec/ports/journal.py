@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
+from dsec.errors import BadRequest, TooLarge
 from dsec.model.ids import SandboxId, SnapshotId
 from dsec.model.journal import Draft, Finding, Record
+from dsec.model.paging import PAGE, Page
 from dsec.model.sandbox import SandboxInfo, State
 from dsec.model.snapshots import SnapshotInfo
 from dsec.model.volumes import VolumeInfo
+
+MOST_AT_ONCE: Final = 10_000
+"""Sandboxes that :meth:`Sandboxes.add_many` takes."""
 
 
 class Receipt(NamedTuple):
@@ -48,6 +53,13 @@ class Journal(ABC):
         """Intents of one chain that have a ``ref`` and no result yet, in order."""
 
     @abstractmethod
+    async def tail(self, after: int, limit: int = 1000) -> tuple[tuple[int, Record], ...]:
+        """Records of all chains that are still kept, each with its position: in the order in which they were stored, position above ``after``.
+
+        Positions only ever grow, also across restarts; a record that is stored later has a greater one. Some are left out.
+        """
+
+    @abstractmethod
     async def verify(self) -> tuple[Finding, ...]:
         """Every chain against its digests and its signed checkpoints; empty = sound. Names the first bad record of each bad chain, and cut tails."""
 
@@ -58,6 +70,14 @@ class Sandboxes(ABC):
     @abstractmethod
     async def add(self, info: SandboxInfo, draft: Draft) -> None:
         """Record a new sandbox together with its intent, the first record of its chain.  Raises: Conflict: the id exists."""
+
+    @abstractmethod
+    async def add_many(self, infos: Sequence[SandboxInfo], drafts: Sequence[Draft]) -> None:
+        """Record many new sandboxes, each with the draft at its place: all or none, in one transaction. Waits while too many heads wait for a signature.
+
+        Raises:
+            Conflict: one of the ids exists. TooLarge: more than :data:`MOST_AT_ONCE`. BadRequest: not as many drafts as sandboxes.
+        """
 
     @abstractmethod
     async def move(
@@ -75,7 +95,27 @@ class Sandboxes(ABC):
 
     @abstractmethod
     async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
-        """All, or those in these states, oldest first."""
+        """All, or those in these states, oldest first. Of states that few are in: where they may be millions, see :meth:`page`."""
+
+    @abstractmethod
+    async def page(
+        self, *, states: Sequence[State] = (), project: str = "", after: str = "", limit: int = PAGE
+    ) -> Page[SandboxInfo]:
+        """A part of those in these states (by default all that are not gone) of a project ("" = of all), in the order in which they were recorded.
+
+        Whoever reads on from ``next`` meets each that is there all the while exactly once, whatever comes and goes meanwhile.
+
+        Raises:
+            BadRequest: ``after`` is not from here, or ``limit`` not from 1 to :data:`~dsec.model.paging.MOST_IN_PAGE`.
+        """
+
+    @abstractmethod
+    async def count(self, project: str = "") -> Mapping[State, int]:
+        """How many there are in each state, in a project or in all; states that none is in are left out. Costs nothing."""
+
+    @abstractmethod
+    async def expiring(self, before: float, limit: int = 1000) -> tuple[SandboxInfo, ...]:
+        """Those that are hibernated or cold and expire before that time (seconds since the epoch), the earliest first."""
 
     @abstractmethod
     async def prune(self, keep: int = 10_000) -> int:
@@ -120,3 +160,13 @@ class VolumeRecords(ABC):
     @abstractmethod
     async def all(self, project: str | None = None) -> tuple[VolumeInfo, ...]:
         """Those of one project, or of all, by project and name."""
+
+
+def check_many(infos: Sequence[SandboxInfo], drafts: Sequence[Draft]) -> None:
+    """Of :meth:`Sandboxes.add_many`.  Raises: TooLarge, BadRequest."""
+    if len(infos) > MOST_AT_ONCE:
+        raise TooLarge(
+            f"{len(infos)} sandboxes at once, the bound is {MOST_AT_ONCE}", hint="add them in parts"
+        )
+    if len(infos) != len(drafts):
+        raise BadRequest(f"{len(infos)} sandboxes with {len(drafts)} drafts")

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dsec.errors import BadRequest, Conflict, Denied, NotFound, StorageFull, StoreDamaged, TooLarge
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft, Finding, Json, Phase, Record
+from dsec.model.paging import PAGE, Page, check_limit, check_place
 from dsec.model.sandbox import SandboxInfo, State
-from dsec.ports.journal import Journal, Receipt, Sandboxes
+from dsec.ports.journal import Journal, Receipt, Sandboxes, check_many
 from dsec.stores import checkpoints, schema
 from dsec.stores import journal_sql as sql
 from dsec.stores.audit import Sources, audit
@@ -129,6 +130,11 @@ class SqliteStore(Journal, Sandboxes):
         rows = await self._query(sql.UNANSWERED, (chain,))
         return tuple(record_of(chain, row) for row in rows)
 
+    async def tail(self, after: int, limit: int = 1000) -> tuple[tuple[int, Record], ...]:
+        _check_limit(limit)
+        rows = await self._query(sql.TAIL, (max(after, 0), limit))
+        return tuple((row[0], record_of(row[1], row[2:])) for row in rows)
+
     async def verify(self) -> tuple[Finding, ...]:
         return await to_thread.run_sync(audit, self._parts.sources)
 
@@ -145,6 +151,21 @@ class SqliteStore(Journal, Sandboxes):
             self._living.stage(number, info)
 
         await self._writer.run(job, size=len(prepared.payload) + len(row[-1]))
+
+    async def add_many(self, infos: Sequence[SandboxInfo], drafts: Sequence[Draft]) -> None:
+        check_many(infos, drafts)
+        rows = [to_row(info) for info in infos]
+        prepared = [_of(info.id, draft) for info, draft in zip(infos, drafts, strict=True)]
+
+        def job() -> None:
+            for info, row, one in zip(infos, rows, prepared, strict=True):
+                added = self._parts.db.execute(sql.ADD, row)
+                if added.rowcount != 1 or added.lastrowid is None:
+                    raise Conflict(f"sandbox {info.id} exists already", id=info.id)
+                self._ledger.born(info.id, added.lastrowid)
+                self._ledger.append(one)
+
+        await self._writer.run(job, size=sum(len(one.payload) for one in prepared))
 
     async def move(
         self, sandbox: SandboxId, *, seen: State, to: State, draft: Draft, reason: str = ""
@@ -201,6 +222,24 @@ class SqliteStore(Journal, Sandboxes):
         wanted = json.dumps([str(state) for state in states or State])
         rows = await self._query(sql.LIST, (wanted,))
         return await to_thread.run_sync(lambda: tuple([from_row(row[1:]) for row in rows]))
+
+    async def page(
+        self, *, states: Sequence[State] = (), project: str = "", after: str = "", limit: int = PAGE
+    ) -> Page[SandboxInfo]:
+        check_limit(limit)
+        wanted = states or [state for state in State if state is not State.GONE]
+        text = json.dumps([str(state) for state in wanted])
+        rows = await self._query(sql.PAGE, (text, check_place(after), project, project, limit + 1))
+        items = tuple([from_row(row[1:]) for row in rows[:limit]])
+        return Page(items=items, next=str(rows[limit - 1][0]) if len(rows) > limit else "")
+
+    async def count(self, project: str = "") -> Mapping[State, int]:
+        rows = await self._query(sql.COUNT, (project, project))
+        return {State(state): number for state, number in rows}
+
+    async def expiring(self, before: float, limit: int = 1000) -> tuple[SandboxInfo, ...]:
+        rows = await self._query(sql.EXPIRING, (before, limit))
+        return tuple([from_row(row[1:]) for row in rows])
 
     async def prune(self, keep: int = 10_000) -> int:
         if keep < 0:

@@ -60,3 +60,23 @@ DROPPED: Final = """
     WHERE c.name = ? AND r.act = ?
 """
 CHECKPOINT: Final = "SELECT number, digest FROM mark WHERE name = 'checkpoint'"
+
+PAGE: Final = """
+    SELECT number, name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec
+    FROM chain WHERE state IN (SELECT value FROM json_each(?)) AND number > ?
+        AND (? = '' OR json_extract(spec, '$.project') = ?) ORDER BY number LIMIT ?
+"""
+COUNT: Final = """
+    SELECT state, count(*) FROM chain
+    WHERE state IS NOT NULL AND (? = '' OR json_extract(spec, '$.project') = ?) GROUP BY state
+"""
+EXPIRING: Final = """
+    SELECT number, name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec
+    FROM chain WHERE state IN ('hibernated', 'cold') AND expires > 0 AND expires < ? ORDER BY expires LIMIT ?
+"""
+TAIL: Final = """
+    SELECT position, name, seq, at, act, phase, ref, actor, payload, digest FROM (
+        SELECT row_number() OVER (ORDER BY r.at, r.id) AS position, c.name, r.*
+        FROM record r JOIN chain c ON c.number = r.chain)
+    WHERE position > ? ORDER BY position LIMIT ?
+"""

@@ -7,7 +7,8 @@ import errno
 import hashlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -41,9 +42,10 @@ from dsec.model.files import (
 )
 from dsec.model.ids import ExecId, SandboxId
 from dsec.model.journal import Draft, Finding, Phase, Record
+from dsec.model.paging import PAGE, Page, check_limit, check_place
 from dsec.model.sandbox import Flag, Level, Metrics, SandboxInfo, State
 from dsec.ports.guest import Guest, GuestExec, GuestFiles
-from dsec.ports.journal import Journal, Receipt, Sandboxes
+from dsec.ports.journal import Journal, Receipt, Sandboxes, check_many
 from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
 from dsec.ports.trees import Trees
 
@@ -77,6 +79,7 @@ class MemoryStore(Journal, Sandboxes):
         self.full = False
         self._now = now
         self._chains: dict[str, list[Record]] = {}
+        self._all: list[Record] = []
         self._rows: dict[SandboxId, SandboxInfo] = {}
 
     def _need_room(self) -> None:
@@ -99,6 +102,7 @@ class MemoryStore(Journal, Sandboxes):
         )
         record = replace(record, digest=_digest(before, record))
         chain.append(record)
+        self._all.append(record)
         return record
 
     async def append(self, *drafts: Draft) -> tuple[Receipt, ...]:
@@ -124,6 +128,9 @@ class MemoryStore(Journal, Sandboxes):
         found = [one for one in last.values() if one.phase is Phase.INTENT]
         return tuple(sorted(found, key=lambda one: one.seq))
 
+    async def tail(self, after: int, limit: int = 1000) -> tuple[tuple[int, Record], ...]:
+        return tuple(enumerate(self._all, 1))[max(after, 0) :][:limit]
+
     async def verify(self) -> tuple[Finding, ...]:
         found = []
         for name, chain in self._chains.items():
@@ -141,6 +148,15 @@ class MemoryStore(Journal, Sandboxes):
             raise Conflict(f"{info.id} exists")
         self._rows[info.id] = info
         self._store(draft)
+
+    async def add_many(self, infos: Sequence[SandboxInfo], drafts: Sequence[Draft]) -> None:
+        self._need_room()
+        check_many(infos, drafts)
+        ids = {info.id for info in infos}
+        if len(ids) < len(infos) or ids & self._rows.keys():
+            raise Conflict("one of the ids exists")
+        for info, draft in zip(infos, drafts, strict=True):
+            await self.add(info, draft)
 
     async def move(
         self, sandbox: SandboxId, *, seen: State, to: State, draft: Draft, reason: str = ""
@@ -169,6 +185,27 @@ class MemoryStore(Journal, Sandboxes):
     async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
         rows = sorted(self._rows.values(), key=lambda row: row.created_at)
         return tuple(row for row in rows if not states or row.state in states)
+
+    async def page(
+        self, *, states: Sequence[State] = (), project: str = "", after: str = "", limit: int = PAGE
+    ) -> Page[SandboxInfo]:
+        check_limit(limit)
+        wanted = states or [state for state in State if state is not State.GONE]
+        rows = [
+            (n, row)
+            for n, row in enumerate(self._rows.values(), 1)
+            if n > check_place(after) and row.state in wanted and project in ("", row.spec.project)
+        ]
+        last = str(rows[limit - 1][0]) if len(rows) > limit else ""
+        return Page(items=tuple([row for _, row in rows[:limit]]), next=last)
+
+    async def count(self, project: str = "") -> Mapping[State, int]:
+        return Counter(row.state for row in self._rows.values() if project in ("", row.spec.project))
+
+    async def expiring(self, before: float, limit: int = 1000) -> tuple[SandboxInfo, ...]:
+        rows = [row for row in self._rows.values() if row.state.value in ("hibernated", "cold")]
+        due = sorted((row for row in rows if 0 < row.expires_at < before), key=lambda row: row.expires_at)
+        return tuple(due[:limit])
 
     async def prune(self, keep: int = 10_000) -> int:
         ended = [row for row in self._rows.values() if row.state in (State.GONE, State.FAILED)]

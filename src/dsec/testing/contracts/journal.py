@@ -5,6 +5,7 @@ A back-end's test class inherits these and brings a fixture ``store``: open, emp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ import pytest
 from dsec.errors import BadRequest, Conflict, NotFound, TooLarge
 from dsec.model.ids import SandboxId, new_sandbox_id
 from dsec.model.journal import Draft, Phase
+from dsec.model.paging import PAGE
 from dsec.model.sandbox import Flag, Level, Limits, SandboxInfo, SandboxSpec, State, Volume
 from dsec.ports.journal import Journal, Sandboxes
 
@@ -147,6 +149,24 @@ class JournalContract:
         assert parts == ["a", "b"] * (len(parts) // 2) + ["end"]
         assert await store.verify() == ()
 
+    async def test_the_tail_gives_every_record_of_every_chain_once_in_order(self, store: Journal) -> None:
+        await store.append(note(n=1), note("other", n=2))
+        await store.append(note("third", n=3), note(n=4))
+        found = await store.tail(0)
+        assert [record.payload["n"] for _, record in found] == [1, 2, 3, 4]
+        assert [record.chain for _, record in found] == ["engine", "other", "third", "engine"]
+        positions = [position for position, _ in found]
+        assert positions == sorted(set(positions))
+        await store.append(note("other", n=5))
+        assert [record.payload["n"] for _, record in await store.tail(positions[-1])] == [5]
+        assert [record.payload["n"] for _, record in await store.tail(positions[0], 2)] == [2, 3]
+        assert [record for _, record in found if record.chain == "third"] == list(await store.read("third"))
+
+
+def cold_state() -> State:
+    """Of one that costs nothing, by its value."""
+    return State("cold")
+
 
 class SandboxesContract:
     """Of :class:`~dsec.ports.journal.Sandboxes`; ``store`` is also a journal."""
@@ -247,3 +267,110 @@ class SandboxesContract:
         assert await store.prune(keep=2) == 4
         assert [info.created_at for info in await store.list()] == [-1.0, 4.0, 5.0]
         assert await store.prune(keep=2) == 0
+
+    async def test_pages_give_each_once_by_project_and_state(self, store: Sandboxes) -> None:
+        infos = [in_project(f"p{n % 2}", State.RUNNING if n % 3 else State.GONE) for n in range(14)]
+        for info in infos:
+            await store.add(info, note(info.id))
+        wanted = [info for info in infos if info.state is State.RUNNING]
+        assert await all_pages(store, limit=4) == wanted
+        assert await all_pages(store, limit=1000) == wanted
+        own = [info for info in wanted if info.spec.project == "p1"]
+        assert await all_pages(store, project="p1", limit=1) == own
+        both = [info for info in infos if info.spec.project == "p1"]
+        assert await all_pages(store, project="p1", states=[State.GONE, State.RUNNING], limit=3) == both
+        assert await all_pages(store, project="nobody") == []
+        assert await all_pages(store, states=[State.PAUSED]) == []
+
+    async def test_pages_stay_whole_while_much_changes(self, store: Sandboxes) -> None:
+        infos = [in_project("p", State.RUNNING) for _ in range(9)]
+        for info in infos:
+            await store.add(info, note(info.id))
+        first = await store.page(limit=3)
+        for info in (infos[1], infos[2], infos[4]):
+            await store.move(info.id, seen=State.RUNNING, to=State.GONE, draft=note(info.id))
+        late = in_project("p", State.RUNNING)
+        await store.add(late, note(late.id))
+        rest = await all_pages(store, after=first.next, limit=2)
+        assert [info.id for info in (*first.items, *rest)] == [
+            info.id for info in (*infos[:4], *infos[5:], late)
+        ]
+
+    @pytest.mark.parametrize("after", ["x", "-1", "1.5", "9" * 30, "\u0661"])
+    async def test_a_cursor_that_is_none_is_refused(self, store: Sandboxes, after: str) -> None:
+        with pytest.raises(BadRequest):
+            await store.page(after=after)
+
+    @pytest.mark.parametrize("limit", [0, -1, 1001])
+    async def test_a_page_has_bounds(self, store: Sandboxes, limit: int) -> None:
+        with pytest.raises(BadRequest):
+            await store.page(limit=limit)
+
+    async def test_counts_follow_every_change(self, store: Sandboxes) -> None:
+        assert await store.count() == {}
+        infos = [in_project(f"p{n % 2}", State.RUNNING) for n in range(6)]
+        await store.add(infos[0], note(infos[0].id))
+        await store.add_many(infos[1:], [note(info.id) for info in infos[1:]])
+        with pytest.raises(Conflict):
+            await store.add(infos[0], note(infos[0].id))
+        await store.move(infos[0].id, seen=State.RUNNING, to=State.GONE, draft=note(infos[0].id))
+        assert await store.count("p0") == {State.RUNNING: 2, State.GONE: 1}
+        assert await store.count() == {State.RUNNING: 5, State.GONE: 1}
+        await store.prune(keep=0)
+        assert await store.count("p0") == {State.RUNNING: 2}
+        assert await store.count("nobody") == {}
+
+    async def test_many_are_added_all_or_none(self, store: Sandboxes) -> None:
+        infos = [in_project("p", cold_state()) for _ in range(50)]
+        await store.add_many(infos, [note(info.id, n=n) for n, info in enumerate(infos)])
+        assert await all_pages(store, limit=7) == infos
+        assert await store.get(infos[20].id) == infos[20]
+        more = [in_project("p", cold_state()) for _ in range(3)]
+        with pytest.raises(Conflict):
+            await store.add_many([*more, infos[9]], [note(info.id) for info in (*more, infos[9])])
+        with pytest.raises(NotFound):
+            await store.get(more[0].id)
+        with pytest.raises(BadRequest):
+            await store.add_many(more, [])
+        assert await store.count() == {cold_state(): 50}
+        assert isinstance(store, Journal)
+        assert [record.payload for record in await store.read(infos[7].id)] == [{"n": 7}]
+        moved = await store.move(infos[7].id, seen=cold_state(), to=State.RUNNING, draft=note(infos[7].id))
+        assert moved == replace(infos[7], state=State.RUNNING)
+        assert await store.verify() == ()
+
+    async def test_what_expires_while_it_lies_dormant(self, store: Sandboxes) -> None:
+        cold = [replace(in_project("p", cold_state()), expires_at=at) for at in (0.0, 30.0, 10.0, 20.0)]
+        await store.add_many(cold, [note(info.id) for info in cold])
+        awake = replace(in_project("p", State.RUNNING), expires_at=5.0)
+        await store.add(awake, note(awake.id))
+        assert [info.expires_at for info in await store.expiring(25.0)] == [10.0, 20.0]
+        assert [info.expires_at for info in await store.expiring(1e12, 1)] == [10.0]
+        await store.move(cold[2].id, seen=cold_state(), to=State.RUNNING, draft=note(cold[2].id))
+        await store.expire_at(cold[1].id, 7.0, note(cold[1].id))
+        assert [info.expires_at for info in await store.expiring(25.0)] == [7.0, 20.0]
+
+
+def in_project(project: str, state: State) -> SandboxInfo:
+    """A sandbox of that project."""
+    info = sandbox(state=state)
+    return replace(info, spec=replace(info.spec, project=project))
+
+
+async def all_pages(
+    store: Sandboxes,
+    *,
+    states: Sequence[State] = (),
+    project: str = "",
+    after: str = "",
+    limit: int = PAGE,
+) -> list[SandboxInfo]:
+    """Page after page."""
+    found: list[SandboxInfo] = []
+    while True:
+        page = await store.page(states=states, project=project, after=after, limit=limit)
+        assert len(page.items) <= limit
+        found += page.items
+        if not page.next:
+            return found
+        after = page.next
