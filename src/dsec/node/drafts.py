@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from operator import attrgetter
 from typing import Final
 
-from dsec.errors import DsecError
+from dsec.errors import BadRequest, DsecError, TooLarge
+from dsec.model.checks import shown
 from dsec.model.execs import Command, ExecRequest, ExecResult, Exit
 from dsec.model.ids import ExecId, SandboxId, SnapshotId
 from dsec.model.journal import Draft, Json, Phase
@@ -21,6 +24,10 @@ _limits_of: Final = attrgetter(*_LIMITS)
 MAX_ARGV: Final = 4096
 MAX_NAMES: Final = 1536
 MAX_MESSAGE: Final = 2048
+DECISION: Final = "decision"
+MAX_DECISION: Final = 32 * 1024  # bytes of JSON, half of what a record may hold
+MAX_DEPTH: Final = 32
+_WHOLE: Final = 2**63  # what every reader of JSON takes
 
 
 def digest(data: bytes) -> str:
@@ -124,3 +131,50 @@ def exec_result(sandbox: SandboxId, result: ExecResult, exit_: Exit, output: Out
 def exec_failure(sandbox: SandboxId, exec_id: ExecId, error: DsecError) -> Draft:
     """A command without an outcome of its own."""
     return Draft(chain=sandbox, act=EXEC, phase=Phase.RESULT, ref=exec_id, payload=failure(error))
+
+
+def decision(given: Mapping[str, Json]) -> dict[str, Json]:
+    """What somebody decided, checked.  Raises: BadRequest, TooLarge."""
+    value: object = given
+    if not isinstance(value, Mapping) or not value:
+        raise BadRequest(
+            f"decision: {shown(given)} is not an object of JSON with something in it", field="decision"
+        )
+    payload = {name: _json(f"decision.{name}"[:MAX_MESSAGE], item, 1) for name, item in given.items()}
+    size = len(json.dumps(payload, separators=(",", ":")))
+    if size > MAX_DECISION:
+        raise TooLarge(
+            f"decision: {size} bytes of JSON, at most {MAX_DECISION} are kept",
+            hint="keep what is large in a file of the sandbox, and name it with its digest",
+            size=size,
+            limit=MAX_DECISION,
+        )
+    return payload
+
+
+def _json(field: str, value: object, depth: int) -> Json:
+    """Raises: BadRequest: nothing that JSON can say everywhere alike."""
+    if depth > MAX_DEPTH:
+        raise BadRequest(f"{field}: nested deeper than {MAX_DEPTH}", field=field)
+    match value:
+        case None | bool():
+            return value
+        case int() if -_WHOLE <= value < _WHOLE:
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case str() if value.isascii() or _encodable(value):
+            return value
+        case Mapping() if all(isinstance(name, str) and _encodable(name) for name in value):
+            return {name: _json(field, item, depth + 1) for name, item in value.items()}
+        case list() | tuple():
+            return [_json(field, item, depth + 1) for item in value]
+    raise BadRequest(f"{field}: {shown(value)} cannot be kept as JSON", field=field)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -23,6 +23,7 @@ from dsec.node.lifecycle import Lifecycle
 from dsec.node.observe import Observe
 from dsec.node.pool import Pool
 from dsec.node.pooling import Pooling
+from dsec.node.ports import Ports
 from dsec.node.reaper import Reaper
 from dsec.node.reconciler import Reconciler
 from dsec.node.runs import Runner
@@ -109,6 +110,7 @@ class Engine:
             files=Files(doing),
             trees=WholeTrees(doing, trees),
             observe=Observe(kit, self.janitor),
+            ports=Ports(kit),
             pool=Pooling(pool, self.lifecycle),
             close=self.close,
         )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dsec.core.machine import ENDED
 from dsec.model.checks import check_count
 from dsec.model.ids import SandboxId
-from dsec.model.journal import Record
+from dsec.model.journal import Draft, Json, Phase, Record
 from dsec.model.sandbox import Metrics, Problem, SandboxInfo
+from dsec.node import drafts
+from dsec.node.handles import refusal
 from dsec.node.janitor import Janitor
 from dsec.node.kit import Kit
 from dsec.ports.engine import ObserveService
@@ -40,3 +44,16 @@ class Observe(ObserveService):
             await handle.over.wait()
             return handle.info
         return await self._kit.table.info(sandbox)
+
+    async def decide(self, sandbox: SandboxId, decision: Mapping[str, Json]) -> Record:
+        payload = drafts.decision(decision)
+        info = await self._kit.table.info(sandbox)
+        if info.state in ENDED:
+            raise refusal(info)
+        draft = Draft(chain=sandbox, act=drafts.DECISION, phase=Phase.NOTE, payload=payload)
+        (receipt,) = await self._kit.journal.append(draft)
+        handle = self._kit.table.find(sandbox)
+        if handle is not None:
+            handle.used = self._kit.clock.boot()
+        (record,) = await self._kit.journal.read(sandbox, after=receipt.seq - 1, limit=1)
+        return record

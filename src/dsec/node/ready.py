@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from dsec.errors import Busy, DsecError
@@ -117,3 +118,7 @@ class ReadyRuntime(Runtime):
     async def metrics(self, sandbox: SandboxId) -> Metrics:
         """See :class:`Runtime`."""
         return await self._inner.metrics(sandbox)
+
+    async def dial(self, sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
+        """See :class:`Runtime`."""
+        return await self._inner.dial(sandbox, port, timeout)

@@ -4,6 +4,9 @@ Every method that takes a sandbox id raises:
     NotFound: there is no such sandbox (or no more).
     SandboxFailed: it died; the reason is in the message.
     Conflict: it is paused, being made or being destroyed, and the act needs one that runs.
+
+A sandbox that is dormant (hibernated, cold, or frozen because nobody used it) is woken first by every act that needs one that runs; what such an act then
+raises beside is what :meth:`SandboxService.create` raises. Looking (get, list, events, metrics), extending and destroying wake nothing.
     StorageFull, StoreDamaged: the act could not be recorded.
 """
 
@@ -79,7 +82,21 @@ class SandboxService(ABC):
 
     @abstractmethod
     async def resume(self, sandbox: SandboxId) -> SandboxInfo:
-        """Let them go on; time-outs of commands did not run meanwhile.  Raises: Unsupported."""
+        """Let them go on; time-outs of commands did not run meanwhile. One that is dormant is woken.  Raises: Unsupported."""
+
+    @abstractmethod
+    async def create_cold(self, spec: SandboxSpec, count: int) -> tuple[SandboxId, ...]:
+        """Record that many sandboxes and make none: the first act of each makes it. All of them, or none.
+
+        Raises: as :meth:`create`, as far as it can be known now. BadRequest: ``count``.
+        """
+
+    @abstractmethod
+    async def hibernate(self, sandbox: SandboxId) -> SandboxInfo:
+        """Keep its files and nothing else: every process ends, and what commands in flight were doing is recorded as cut off. One that is dormant stays so.
+
+        The next act wakes it: the same id, session and files, with its time to live going on.  Raises: Unsupported: its level keeps no files.
+        """
 
     @abstractmethod
     async def extend(self, sandbox: SandboxId, ttl: float) -> SandboxInfo:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from dsec.errors import Unsupported
+from dsec.errors import Unsupported
 from dsec.model.ids import SandboxId, SnapshotId, VolumeId, new_sandbox_id
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Place, SandboxSpec, Volume
 from dsec.ports.guest import Guest
@@ -22,6 +25,7 @@ class Plan:
         hostname: of the sandbox, where the level has one.
         stored: which volume each name among ``volumes`` means. lent: targets of volumes that a template named: of the host they show only what was allowed.
         files_of: what this one's files begin as: those of a snapshot, or of a running or paused sandbox, which is stopped for that moment.
+        parked: its files are those that :meth:`Runtime.park` left under its id; what fails leaves them there.
     """
 
     id: SandboxId
@@ -36,6 +40,7 @@ class Plan:
     deadline: float = 0.0
     hostname: str = "sandbox"
     files_of: SandboxId | SnapshotId | None = None
+    parked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,19 @@ class Runtime(ABC):
             CleanupFailed: something is left; call again.
         """
 
+    async def park(self, sandbox: SandboxId) -> None:
+        """End every process, and keep its files and nothing else of it. Absent sandboxes, and parked ones, are not an error.
+
+        Raises:
+            Unsupported: this level keeps no files. CleanupFailed: something is left; call again.
+        """
+        raise Unsupported(f"level {self.level} cannot keep the files of {sandbox} while it does not run")
+
+    def keeps(self, sandbox: SandboxId) -> bool:
+        """Whether there are files of it, running or parked."""
+        del sandbox
+        return False
+
     def spare(self, sandbox: SandboxId) -> bool:
         """Whether it was made ahead and is nobody's yet: it is recorded nowhere, and is not listed."""
         del sandbox
@@ -131,3 +149,16 @@ class Runtime(ABC):
     @abstractmethod
     async def metrics(self, sandbox: SandboxId) -> Metrics:
         """Figures now.  Raises: NotFound."""
+
+    async def dial(self, sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
+        """A TCP socket, not blocking, connected to 127.0.0.1:``port`` inside the sandbox, and nowhere else whatever became of it.
+
+        Raises:
+            Unsupported: the level has no network of its own. NotFound.
+            RuntimeUnavailable: nothing took the connection within ``timeout`` seconds.
+        """
+        del port, timeout
+        raise Unsupported(
+            f"{sandbox}: level {self.level.value!r} has no network, not even of its own",
+            hint="use level='container' for programs that listen",
+        )

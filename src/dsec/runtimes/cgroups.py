@@ -191,6 +191,14 @@ class Figures:
             _keyed(path / ("memory.events" if v2 else "memory.oom_control"), "oom_kill"), base.oom_kills
         )
 
+    def member(self, slot: int, pid: int) -> bool:
+        """Whether that process is in the group of the slot: the version 2 one where there is one, where only its sandbox's are."""
+        at = self._at("v2", slot) or self._at("freezer", slot) or self._at("pids", slot)
+        try:
+            return at is not None and b"%d" % pid in (at[0] / "cgroup.procs").read_bytes().split()
+        except OSError:
+            return False
+
     def frozen(self, slot: int) -> bool:
         """Whether every process of the slot has stopped."""
         at = self._at("v2", slot)

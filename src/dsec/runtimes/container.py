@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,7 @@ from dsec.model.sandbox import HOST_BASE, MIB, Flag, Level, SandboxSpec, Volume
 from dsec.ports.runtime import OnEnded, Plan
 from dsec.ports.storage import SHOWABLE, Image, Images, Layers, Volumes
 from dsec.runtimes.cgroups import Hierarchy, flags
+from dsec.runtimes.dialing import Dialer
 from dsec.runtimes.host_paths import HostPaths
 from dsec.runtimes.mounted import MountedImages
 from dsec.runtimes.spawned import SpawnedRuntime, base_flags
@@ -85,6 +87,7 @@ class ContainerRuntime(SpawnedRuntime):
         self._volumes = volumes
         self._host = host
         self._resolved: dict[str, Image] = {}
+        self._dialer = Dialer(self._figures.member, self._runs)
         self._mounted = MountedImages(
             mount=mounts.image,
             clone=lambda fd: mounts.tree(fd, 0),
@@ -229,7 +232,17 @@ class ContainerRuntime(SpawnedRuntime):
         finally:
             os.close(fd)
 
+    async def dial(self, sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
+        """See :class:`~dsec.ports.runtime.Runtime`."""
+        known = self._at(sandbox)
+        return await self._dialer.dial(sandbox, known.pid, known.slot, port, timeout)
+
+    async def _runs(self, sandbox: SandboxId) -> tuple[int, int] | None:
+        listed = (one for one in await self._spawner.list() if one.id == sandbox)
+        return next(((one.created.pid, one.created.slot) for one in listed), None)
+
     async def _discard(self, sandbox: SandboxId) -> None:
+        self._dialer.forget(sandbox)
         try:
             await self._layers.discard(sandbox)
         finally:
@@ -238,6 +251,7 @@ class ContainerRuntime(SpawnedRuntime):
 
     async def close(self) -> None:
         """See :class:`SpawnedRuntime`; the writable layers are closed by whoever opened them."""
+        self._dialer.close()
         await super().close()
         await self._mounted.close()
 
