@@ -14,6 +14,7 @@ ExecId = NewType("ExecId", str)
 EngineId = NewType("EngineId", str)
 SnapshotId = NewType("SnapshotId", str)
 VolumeId = NewType("VolumeId", str)
+KeyId = NewType("KeyId", str)
 
 _LENGTH: Final = 26
 _CHARACTERS: Final = b"abcdefghijklmnopqrstuvwxyz234567" * 8  # a byte chooses evenly: five bits a character
@@ -21,6 +22,7 @@ _SANDBOX: Final = re.compile(r"sb-[a-z2-7]{26}")
 _EXEC: Final = re.compile(r"ex-[a-z2-7]{26}")
 _SNAPSHOT: Final = re.compile(r"sn-[a-z2-7]{26}")
 _VOLUME: Final = re.compile(r"vo-[a-z2-7]{26}")
+_KEY: Final = re.compile(r"ky-[a-z2-7]{26}")
 
 
 def _fresh(prefix: str) -> str:
@@ -51,6 +53,11 @@ def new_snapshot_id() -> SnapshotId:
 def new_volume_id() -> VolumeId:
     """A new volume id."""
     return VolumeId(_fresh("vo-"))
+
+
+def new_key_id() -> KeyId:
+    """A new id of a key: what it is called by, and not the key."""
+    return KeyId(_fresh("ky-"))
 
 
 def new_session_id() -> str:
@@ -97,3 +104,14 @@ def parse_volume_id(text: str) -> VolumeId:
             f"volume id: {shown(text)} is not a volume id", hint="an id is 'vo-' and 26 of a-z2-7"
         )
     return VolumeId(text)
+
+
+def parse_key_id(text: str) -> KeyId:
+    """Raises: BadRequest: not the form of a key's id."""
+    given: object = text
+    if not isinstance(given, str) or not _KEY.fullmatch(given):
+        raise BadRequest(
+            "key: this is not the id of a key",
+            hint="an id is 'ky-' and 26 of a-z2-7; it is not the key itself",
+        )
+    return KeyId(text)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dsec.model.actors import actor
+
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
@@ -26,14 +28,14 @@ class Draft:
         act: dotted name, such as ``sandbox.create``, ``exec``, ``files.write``.
         ref: ties result to intent (an exec id, for instance), or "".
         payload: facts; contents and standard input by digest only.
-        actor: who acted.
+        actor: who acted; as a rule whoever acts where the draft is made.
     """
 
     chain: str
     act: str
     phase: Phase
     ref: str = ""
-    actor: str = "local"
+    actor: str = field(default_factory=actor)
     payload: Mapping[str, Json] = field(default_factory=dict)
 
 

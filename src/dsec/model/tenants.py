@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from dsec.model.ids import SandboxId
+from dsec.errors import BadRequest
+from dsec.model.actors import LOCAL
+from dsec.model.checks import check_count, shown
+from dsec.model.ids import KeyId, SandboxId
 from dsec.model.volumes import DEFAULT_PROJECT
 
-LOCAL: Final = "local"
+MOST_OF_QUOTA: Final = 2**53
+MOST_RATE: Final = 1e6
 
 
 class Scope(StrEnum):
@@ -59,3 +63,59 @@ class Quota:
     journal_mib: int = 0
     rate: float = 0.0
     share: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("sandboxes", "dormant", "cpu_millis", "memory_mib", "disk_mib", "journal_mib"):
+            check_count(f"quota.{name}", getattr(self, name), 0, MOST_OF_QUOTA)
+        rate: object = self.rate
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 <= rate <= MOST_RATE:
+            raise BadRequest(
+                f"quota.rate: {shown(rate)} is not a number of requests a second from 0 to {MOST_RATE:g}",
+                field="quota.rate",
+            )
+        check_count("quota.share", self.share, 1, 1000)
+
+
+class Coinage(StrEnum):
+    """How a key is written."""
+
+    DSEC = "dsec"  # dsec_ and 43 of A-Za-z0-9
+    E2B = "e2b"  # e2b_ and 40 hexadecimal digits: what SDKs of that maker take for a key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyInfo:
+    """What is known of a key; the key itself is known to nobody but whom it was shown to. Times are seconds since the epoch, 0 = never.
+
+    Attributes:
+        id: ``ky-…``; journal records name it as actor. scope: what it may do. project: within which project. label: its maker's own words.
+        created_at: when it was made. used_at: when it was last let in, to the minute. expires_at: from when on it is no good. revoked_at: when it was revoked.
+        sandbox: the one that a sandbox-scoped token is bound to, else None.
+    """
+
+    id: KeyId
+    scope: Scope
+    project: str = DEFAULT_PROJECT
+    label: str = ""
+    created_at: float = 0.0
+    used_at: float = 0.0
+    expires_at: float = 0.0
+    revoked_at: float = 0.0
+    sandbox: SandboxId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """A key that was just made. ``key``: the key itself, shown this once. ``info``: what is kept of it."""
+
+    key: str = field(repr=False)
+    info: KeyInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectInfo:
+    """A project. ``quota``: what it may have. ``created_at``: seconds since the epoch."""
+
+    name: str
+    quota: Quota = Quota()
+    created_at: float = 0.0

@@ -16,7 +16,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsec.model.built import Built, Tagged
@@ -31,6 +31,7 @@ from dsec.model.sandbox import Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
 from dsec.model.volumes import VolumeInfo
 from dsec.ports.storage import Fill
+from dsec.ports.tenants import NoTenants, TenantService
 
 
 class SandboxService(ABC):
@@ -554,3 +555,4 @@ class Services:
     ports: PortService
     pool: PoolService
     close: Callable[[], Awaitable[None]]
+    tenants: TenantService = field(default_factory=NoTenants)
