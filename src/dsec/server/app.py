@@ -1,0 +1,85 @@
+"""The application: routes behind the door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
+
+import dsec
+from dsec.errors import DsecError
+from dsec.ports.gate import Gate
+from dsec.server import execs, sandboxes
+from dsec.server.documents import openapi
+from dsec.server.door import Door
+from dsec.server.failures import handled
+from dsec.server.hot import Hot
+
+ROUTERS: Final[tuple[APIRouter, ...]] = (sandboxes.router, execs.router)
+"""Every room of routes. A path that is fixed comes before one that takes anything."""
+
+_ABOUT: Final = (
+    "Sandboxes for agents. Every call but `/health` needs a key. Errors are "
+    '`{"error": {"code", "message", "hint", "retryable", "facts"}}`; lists are read a page at a time; '
+    "calls that make something take an `Idempotency-Key`."
+)
+
+
+class Application(FastAPI):
+    """FastAPI behind a :class:`~dsec.server.door.Door`, which also answers what is asked most.
+
+    Attributes:
+        door: outermost of all.
+    """
+
+    def __init__(self, gate: Gate, routers: tuple[APIRouter, ...], **parts: object) -> None:
+        handlers: dict[Any, Any] = dict.fromkeys(
+            (DsecError, RequestValidationError, HTTPException, ClientDisconnect), handled
+        )
+        super().__init__(
+            title="DSec",
+            version=dsec.__version__,
+            description=_ABOUT,
+            exception_handlers=handlers,
+            redoc_url=None,
+            redirect_slashes=False,
+        )
+        self.state.gate = gate
+        for name, part in parts.items():
+            setattr(self.state, name, part)
+        for router in routers:
+            self.include_router(router)
+        self._routers = routers
+        self.door = Door(super().build_middleware_stack(), gate, Hot(_HOT))
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The door, and all of FastAPI behind it."""
+        return self.door
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, made when first asked for."""
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi(self, self._routers)
+        return self.openapi_schema
+
+
+_HOT: Final[Mapping[str, Any]] = {
+    "create": sandboxes.create,
+    "get": sandboxes.get,
+    "destroy": sandboxes.destroy,
+    "run": execs.run,
+}
+
+
+def make_app(gate: Gate, **parts: object) -> Application:
+    """The whole server behind that gate.
+
+    Args:
+        parts: what routes find as ``request.app.state.NAME``, beside ``gate``.
+    """
+    return Application(gate, ROUTERS, **parts)

@@ -1,0 +1,161 @@
+"""Every request comes in here: who asks, whether the server still takes requests, and what becomes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import os
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dsec.errors import BadRequest, Denied, Unauthenticated
+from dsec.model.tenants import OWNER, Principal
+from dsec.ports.gate import Gate
+from dsec.server.failures import answer_to, failure, stopping
+from dsec.server.hot import Hot
+
+PEER: Final = "dsec.peer"
+"""In the state of a connection: the uid at the other end of a unix socket, put there by whoever listens."""
+_ROOT: Final = 0
+_HEALTH: Final = b'{"status":"ok"}'
+_MAX_KEY: Final = 512  # characters
+_SAFE: Final = ("GET", "HEAD", "OPTIONS")
+
+
+class Door:
+    """ASGI around everything else.
+
+    Attributes:
+        running: requests that are being answered. stop: set when the server takes no more, and streams are to end.
+    """
+
+    def __init__(self, app: ASGIApp, gate: Gate, hot: Hot) -> None:
+        self._app = app
+        self._gate = gate
+        self._hot = hot
+        self._uid = os.geteuid()
+        self.running = 0
+        self.stop = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        self.running += 1
+        begun = _Begun(send)
+        try:
+            answer = await self._let_in(scope, receive)
+            if answer is None:
+                await self._app(scope, receive, begun)
+                return
+        except Exception as error:  # noqa: BLE001 - this is where all of them end
+            answer = answer_to(error)
+            if begun.begun:  # half an answer is out: what is left is to end the connection
+                raise
+        finally:
+            self.running -= 1
+        await refuse(scope, receive, send, answer)
+
+    async def _let_in(self, scope: Scope, receive: Receive) -> Response | None:
+        """What is answered at once; None: it is for the rest of the application."""
+        if scope["path"] == "/health" and scope["type"] == "http":
+            return self._health(scope["method"])
+        if self.stop.is_set():
+            return failure(stopping())
+        principal = await self._principal(scope)
+        scope["dsec.principal"] = principal
+        scope["dsec.stop"] = self.stop
+        handler = self._hot.find(scope)
+        if handler is None:
+            return None
+        return await handler(Request(scope, receive), self._gate.services(principal), principal)
+
+    def _health(self, method: str) -> Response:
+        if method not in ("GET", "HEAD"):
+            return failure(BadRequest("/health can only be got"), 405)
+        if self.stop.is_set():
+            return failure(stopping())
+        return Response(_HEALTH, media_type="application/json")
+
+    async def _principal(self, scope: Scope) -> Principal:
+        """Raises: Unauthenticated, Busy. Denied: a page of somebody else made a browser ask."""
+        peer = scope.get("state", {}).get(PEER)
+        if peer is not None and peer in (self._uid, _ROOT):
+            return OWNER
+        key, basic = key_of(scope["headers"])
+        if basic and scope.get("method", "GET") not in _SAFE:
+            site = HTTPConnection(scope).headers.get("sec-fetch-site", "same-origin")
+            if site not in ("same-origin", "none"):
+                raise Denied("another site made the browser ask", hint="send the key as a bearer token")
+        return await self._gate.principal(key)
+
+
+class _Begun:
+    """``send`` that knows whether anything was sent."""
+
+    __slots__ = ("_send", "begun")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def __call__(self, message: Message) -> None:
+        self.begun = True
+        await self._send(message)
+
+
+def key_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:
+    """The key of a request, and whether it came as a password.  Raises: Unauthenticated: there is none, or more than one."""
+    found = [(name, value) for name, value in headers if name in (b"authorization", b"x-api-key")]
+    if not found:
+        raise Unauthenticated(
+            "no key was given", hint="Authorization: Bearer KEY; `dsec key create` makes one"
+        )
+    if len(found) > 1:
+        raise Unauthenticated("more than one key was given", hint="one Authorization header")
+    name, value = found[0]
+    if name == b"x-api-key":
+        return _sound(value), False
+    scheme, _, rest = value.strip().partition(b" ")
+    if scheme.lower() == b"bearer":
+        return _sound(rest.strip()), False
+    if scheme.lower() == b"basic":
+        return _sound(_password(rest.strip())), True
+    raise Unauthenticated(
+        "the Authorization header is neither Bearer nor Basic", hint="Authorization: Bearer KEY"
+    )
+
+
+def _password(encoded: bytes) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True).partition(b":")[2]
+    except binascii.Error:
+        raise Unauthenticated("the Authorization header cannot be read") from None
+
+
+def _sound(key: bytes) -> str:
+    if not key or len(key) > _MAX_KEY or not key.isascii():
+        raise Unauthenticated("that is no key", hint="`dsec key create` makes one")
+    return key.decode("ascii")
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send, answer: Response) -> None:
+    """Send an answer, also to who wants a WebSocket."""
+    if scope["type"] == "http":
+        await answer(scope, receive, send)
+    elif "websocket.http.response" in scope.get("extensions", {}):
+        await send(
+            {
+                "type": "websocket.http.response.start",
+                "status": answer.status_code,
+                "headers": answer.raw_headers,
+            }
+        )
+        await send({"type": "websocket.http.response.body", "body": bytes(answer.body)})
+    else:
+        await send({"type": "websocket.close", "code": 1008})

@@ -1,0 +1,97 @@
+"""Sandboxes: made, seen, listed, ended."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from dsec.errors import Unsupported
+from dsec.model.ids import SandboxId, SnapshotId, parse_sandbox_id
+from dsec.model.paging import MOST_IN_PAGE, PAGE
+from dsec.model.sandbox import SandboxInfo, SandboxSpec, State
+from dsec.model.tenants import Principal, Scope
+from dsec.ports.engine import Services
+from dsec.server.bodies import body_of
+from dsec.server.context import Caller, Engine, answer
+from dsec.server.documents import call
+from dsec.server.shapes import CreateBody, SandboxPage
+from dsec.server.specs import meant
+
+router: Final = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+
+Limit = Annotated[int, Query(ge=1, le=MOST_IN_PAGE)]
+Cursor = Annotated[str, Query(max_length=512)]
+Reason = Annotated[str, Query(min_length=1, max_length=200)]
+
+
+@router.post(
+    "", operation_id="createSandbox", summary="Make a sandbox, completely or not at all.", status_code=201
+)
+@call(body=CreateBody, needed=False, answer=SandboxInfo, status=201, creates=True)
+async def create(request: Request, services: Engine, caller: Caller) -> Response:
+    body = await body_of(request, CreateBody)
+    spec, snapshot = await meant(body, services, caller)
+    return answer(await made(services, spec, snapshot, cold=body.cold), 201)
+
+
+async def made(
+    services: Services, spec: SandboxSpec, snapshot: SnapshotId | None, *, cold: bool
+) -> SandboxInfo:
+    """One sandbox of that specification."""
+    if cold:
+        if snapshot is not None:
+            raise Unsupported("cold: a sandbox that begins as a snapshot cannot be cold", hint="cold=false")
+        raise Unsupported("cold: there are no cold sandboxes here")
+    if snapshot is not None:
+        return await services.snapshots.create(snapshot, spec)
+    return await services.sandboxes.create(spec)
+
+
+@router.get("", operation_id="listSandboxes", summary="List sandboxes, oldest first, a page at a time.")
+@call(answer=SandboxPage)
+async def page(
+    services: Engine,
+    caller: Caller,
+    state: Annotated[list[State], Query()] = [],  # noqa: B006 - FastAPI's way to say none
+    project: Annotated[str, Query(max_length=64)] = "",
+    limit: Limit = PAGE,
+    cursor: Cursor = "",
+) -> Response:
+    found = await services.sandboxes.page(
+        states=tuple(state), project=_project(project, caller), after=cursor, limit=limit
+    )
+    return answer(found)
+
+
+def _project(named: str, caller: Principal) -> str:
+    """ "" = of all that the caller may see."""
+    return named if named or caller.scope is Scope.ADMIN else caller.project
+
+
+@router.get("/{sandbox}", operation_id="getSandbox", summary="See one sandbox, ended ones included.")
+@call(answer=SandboxInfo)
+async def get(request: Request, sandbox: str, services: Engine, caller: Caller) -> Response:
+    del request, caller
+    return answer(await services.sandboxes.get(parse_sandbox_id(sandbox)))
+
+
+@router.delete(
+    "/{sandbox}",
+    operation_id="destroySandbox",
+    summary="End a sandbox and remove everything of it; twice is no error.",
+    status_code=204,
+)
+@call(status=204)
+async def destroy(
+    request: Request, sandbox: str, services: Engine, caller: Caller, reason: Reason = "asked"
+) -> Response:
+    del request, caller
+    await services.sandboxes.destroy(parse_sandbox_id(sandbox), reason=reason)
+    return Response(status_code=204)
+
+
+def of(sandbox: str) -> SandboxId:
+    """The id in a path.  Raises: BadRequest."""
+    return parse_sandbox_id(sandbox)
