@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 from dsec.errors import Unsupported
 from dsec.model.ids import KeyId, SandboxId
@@ -98,6 +99,46 @@ def _none() -> Unsupported:
         "this engine has no keys and no projects: nobody but its owner reaches it",
         hint="`dsec serve` has them",
     )
+
+
+class KeyRecords(ABC):
+    """Which keys and projects there are. A key is known by its SHA-256 alone. Raises: StorageFull, StoreDamaged, RuntimeUnavailable, Busy."""
+
+    @abstractmethod
+    async def find(self, digest: bytes) -> KeyInfo | None:
+        """The one with that digest, however good it still is."""
+
+    @abstractmethod
+    async def add(self, info: KeyInfo, digest: bytes) -> None:
+        """Raises: Conflict: there are too many."""
+
+    @abstractmethod
+    async def page(self, project: str, *, after: str, limit: int) -> tuple[KeyInfo, ...]:
+        """By id, those after ``after``, without tokens of sandboxes; ``project`` "" = of all."""
+
+    @abstractmethod
+    async def revoke(self, key: KeyId, at: float) -> KeyInfo | None:
+        """As it is afterwards; None: there is none."""
+
+    @abstractmethod
+    async def used(self, used: Mapping[KeyId, float]) -> frozenset[KeyId]:
+        """Record when keys were used last, seconds since the epoch; those of them that are no good any more."""
+
+    @abstractmethod
+    async def with_tokens(self, after: str, limit: int) -> tuple[SandboxId, ...]:
+        """Sandboxes that have tokens, by id, those after ``after``."""
+
+    @abstractmethod
+    async def drop(self, *, before: float = 0.0, sandboxes: Sequence[SandboxId] = ()) -> int:
+        """Forget keys that were no good any more ``before``, and all tokens of these sandboxes; how many there were."""
+
+    @abstractmethod
+    async def projects(self) -> tuple[ProjectInfo, ...]:
+        """All, by name."""
+
+    @abstractmethod
+    async def put_project(self, info: ProjectInfo) -> ProjectInfo:
+        """Set its quota, whether or not it is there; as it is afterwards.  Raises: Conflict: there are too many."""
 
 
 class Cursors(ABC):
