@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from dsec.errors import Unsupported
-from dsec.errors import Unsupported
 from dsec.model.ids import SandboxId, SnapshotId, VolumeId, new_sandbox_id
 from dsec.model.sandbox import Flag, Level, Limits, Metrics, Place, SandboxSpec, Volume
 from dsec.ports.guest import Guest

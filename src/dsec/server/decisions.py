@@ -1,0 +1,29 @@
+"""Decisions: what an agent was about to do, and why, kept beside what it did."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from dsec.errors import BadRequest
+from dsec.model.ids import parse_sandbox_id
+from dsec.model.journal import Record
+from dsec.server.bodies import json_of, parsed
+from dsec.server.context import Engine, answer
+from dsec.server.documents import call
+
+router: Final = APIRouter(prefix="/v1/sandboxes/{sandbox}/decisions", tags=["decisions"])
+
+
+@router.post("", operation_id="decide", summary="Keep a decision in the sandbox's journal.", status_code=201)
+@call(body=dict[str, Any], answer=Record, status=201, creates=True)
+async def decide(request: Request, sandbox: str, services: Engine) -> Response:
+    """An object of JSON of the caller's own, up to 32 KiB: the plan, the tool that was chosen, the alternatives, ids of a trace."""
+    which = parse_sandbox_id(sandbox)
+    raw = await json_of(request)
+    decision = parsed(raw) if raw else None
+    if not isinstance(decision, dict):
+        raise BadRequest("body: a decision is an object of JSON", hint='{"plan": "..."}')
+    return answer(await services.observe.decide(which, decision), 201)
