@@ -105,7 +105,8 @@ def _too_large(most: int) -> TooLarge:
 def read(kind: type[T], raw: bytes) -> T:
     """JSON as a value of that type.  Raises: BadRequest, and what the type's own checks raise."""
     value = parsed(raw) if raw else {}
-    _known(kind)(value, "$")
+    hashable: Any = kind
+    _known(hashable)(value, "$")
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -163,7 +164,7 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finit
 
 
 @lru_cache(maxsize=256)
-def _known(kind: type[Any]) -> Check:
+def _known(kind: Any) -> Check:
     """The check for names that the type does not have: msgspec makes it for its own structures, and not for dataclasses."""
     return _checker(inspect.type_info(kind)) or _nothing
 

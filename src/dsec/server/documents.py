@@ -123,7 +123,7 @@ def openapi(app: FastAPI, routers: Iterable[APIRouter]) -> dict[str, Any]:
     references, components = msgspec.json.schema_components(kinds, schema_hook=_custom, ref_template=_REF)
     known = dict(zip(map(repr, kinds), references, strict=True))
     for route, one in told:
-        for method in route.methods:
+        for method in route.methods or ():
             _complete(document["paths"][route.path_format][method.lower()], one, known)
     document.setdefault("components", {})["schemas"] = components
     document["components"]["securitySchemes"] = _SCHEMES

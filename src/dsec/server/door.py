@@ -53,7 +53,7 @@ class Door:
             if answer is None:
                 await self._app(scope, receive, begun)
                 return
-        except Exception as error:  # noqa: BLE001 - this is where all of them end
+        except Exception as error:  # all of them end here
             answer = answer_to(error)
             if begun.begun:  # half an answer is out: what is left is to end the connection
                 raise

@@ -21,10 +21,6 @@ _CHALLENGE: Final = 'Basic realm="dsec", charset="UTF-8"'
 _PLACES: Final = ("body", "query", "path", "header", "cookie")
 
 
-class WrongMethod(BadRequest):
-    """There is such a path, and it cannot be asked in that way."""
-
-
 def failure(error: DsecError, status: int = 0) -> Response:
     """The answer that tells of an error."""
     status = status or STATUS.get(error.code, 500)
@@ -76,8 +72,8 @@ def _by_status(error: HTTPException) -> Response:
             NotFound("there is nothing at this path", hint="GET /openapi.json lists what there is")
         )
     if error.status_code == 405:
-        answer = failure(WrongMethod("this path cannot be asked in that way"), 405)
-        answer.headers.update({name: value for name, value in (error.headers or {}).items()})
+        answer = failure(BadRequest("this path cannot be asked in that way"), 405)
+        answer.headers.update(error.headers or {})
         return answer
     if error.status_code >= 500:
         return failure(DsecError("the server failed"), error.status_code)

@@ -1,0 +1,211 @@
+"""Connections: uvicorn's protocols, with bounds on what a client may send, how long it may take, and how many there are.
+
+Whoever vanishes without a word, or reads and writes ever so slowly, is let go. One look a second over all connections is enough for that, and
+costs a request nothing but two numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+
+from dsec.errors import BadRequest, Busy, DsecError, TooLarge
+from dsec.server.door import PEER
+from dsec.server.failures import failure
+
+_CREDENTIALS: Final = struct.Struct("3i")
+MAX_MESSAGE: Final = 1 << 20  # bytes of one WebSocket message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a client may do.
+
+    Attributes:
+        connections: open at once. head: bytes of a request before its body, and of anything else that tells us nothing.
+        read: seconds without a byte of a request that has begun; of a new connection, until its first request is whole.
+        write: seconds in which it takes nothing of what is sent to it. idle: seconds between two requests.
+        alive: seconds after which a machine that does not answer any more is taken for gone.
+    """
+
+    connections: int = 1000
+    head: int = 64 << 10
+    read: float = 20.0
+    write: float = 60.0
+    idle: float = 75.0
+    alive: float = 60.0
+
+
+class _Watched:
+    """What both kinds of connections tell about themselves: since when they wait for the client, 0.0 = they do not."""
+
+    bounds: ClassVar[Bounds] = Bounds()
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    reading = 0.0
+    writing = 0.0
+    closing = 0.0
+
+    def overdue(self, now: float) -> bool:
+        """Whether the client has kept us waiting for too long."""
+        if self.transport.is_closing():
+            self.closing = self.closing or now
+            return now - self.closing > self.bounds.read
+        late = self.reading and now - self.reading > self.bounds.read
+        return bool(late or (self.writing and now - self.writing > self.bounds.write))
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+
+class Connection(_Watched, HttpToolsProtocol):
+    """A connection that speaks HTTP."""
+
+    _silent = 0  # bytes since anything came of them
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.reading = self.loop.time()
+        bound = transport.get_extra_info("socket")
+        if bound is not None:
+            self._known(bound)
+        if len(self.connections) > self.bounds.connections:
+            self._refuse(Busy(f"there are {self.bounds.connections} connections", hint="try again later"))
+
+    def _known(self, bound: socket.socket) -> None:
+        if bound.family == socket.AF_UNIX:
+            self.app_state = {**self.app_state, PEER: peer_uid(bound)}
+        else:
+            keep_alive(bound, self.bounds.alive)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.reading = self.writing = 0.0
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self.reading = self.loop.time()
+        self._silent += len(data)
+        super().data_received(data)
+        if self._silent > self.bounds.head and not self.transport.is_closing():
+            self._refuse(
+                TooLarge(f"headers: more than {self.bounds.head} bytes", limit=self.bounds.head), 431
+            )
+
+    def on_headers_complete(self) -> None:
+        self._silent = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._silent = 0
+        super().on_body(body)
+        if self.flow.read_paused:
+            self.reading = 0.0  # it is we who do not read
+
+    def on_message_complete(self) -> None:
+        self._silent = 0
+        self.reading = 0.0
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        self.writing = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.writing = 0.0
+        super().resume_writing()
+
+    def handle_websocket_upgrade(self) -> None:
+        self.reading = 0.0
+        super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(BadRequest(f"this is no HTTP: {msg}"))
+
+    def _refuse(self, error: DsecError, status: int = 0) -> None:
+        """Answer, where no request was understood, and hang up."""
+        answer = failure(error, status)
+        cycle: object = self.cycle
+        if cycle is None or self.cycle.response_complete:
+            head = b"HTTP/1.1 %d \r\n" % answer.status_code
+            fields = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
+            self.transport.write(head + fields + b"connection: close\r\n\r\n" + bytes(answer.body))
+        self.reading = 0.0
+        self.transport.close()
+
+
+class Socket(_Watched, WebSocketsSansIOProtocol):
+    """A connection that speaks WebSocket."""
+
+    def pause_writing(self) -> None:
+        self.writing = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.writing = 0.0
+        super().resume_writing()
+
+
+def peer_uid(bound: socket.socket) -> int:
+    """The uid of whoever is at the other end of a unix socket, -1 when the kernel does not say."""
+    try:
+        raw = bound.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return -1
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    return int(uid)
+
+
+def keep_alive(bound: socket.socket, seconds: float) -> None:
+    """Let the kernel find out that the other machine is gone, also while nothing is sent."""
+    probe = max(1, int(seconds / 4))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+
+def sweep(state: ServerState, now: float) -> int:
+    """End the connections whose clients keep us waiting; how many that were."""
+    late = [one for one in _ours(state.connections) if one.overdue(now)]
+    for one in late:
+        one.abort()
+    return len(late)
+
+
+def _ours(connections: Iterable[object]) -> list[_Watched]:
+    return [one for one in connections if isinstance(one, _Watched)]
+
+
+def configured(app: Any, bounds: Bounds) -> uvicorn.Config:
+    """uvicorn, as its protocols are used here."""
+    config = uvicorn.Config(
+        app,
+        http=type("BoundedConnection", (Connection,), {"bounds": bounds}),
+        ws=type("BoundedSocket", (Socket,), {"bounds": bounds}),
+        ws_max_size=MAX_MESSAGE,
+        ws_ping_interval=bounds.alive / 3,
+        ws_ping_timeout=bounds.alive / 3,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(bounds.idle),
+    )
+    config.load()
+    return config
