@@ -17,6 +17,9 @@ class Event(Enum):
     PAUSE_ASKED = auto()
     FREEZE_FAILED = auto()  # ... and its processes go on
     RESUME_ASKED = auto()
+    HIBERNATE_ASKED = auto()
+    REBOOTED = auto()  # the machine was restarted, and its files are kept
+    WOKEN = auto()  # the runtime has made it again
     INIT_DIED = auto()  # it ended without being asked to
     MISSING = auto()  # recorded, and not found running after a restart
     DESTROY_ASKED = auto()  # by anybody, or by a deadline
@@ -28,12 +31,14 @@ class Command(Enum):
 
     FREEZE = auto()
     THAW = auto()
+    PARK = auto()  # end every process and keep its files
     REMOVE = auto()  # end every process and remove everything, until that has succeeded
 
 
 Decision = tuple[State, tuple[Command, ...]]
 
 _REMOVE: Final = (Command.REMOVE,)
+_PARK: Final = (Command.PARK,)
 
 # Asking for what is already so is no error: those rows keep the state and command nothing.
 _TABLE: Final[dict[tuple[State, Event], Decision]] = {
@@ -53,8 +58,26 @@ _TABLE: Final[dict[tuple[State, Event], Decision]] = {
     (State.PAUSED, Event.INIT_DIED): (State.FAILED, _REMOVE),
     (State.PAUSED, Event.MISSING): (State.LOST, _REMOVE),
     (State.PAUSED, Event.DESTROY_ASKED): (State.STOPPING, _REMOVE),
+    # Dormant. While one is woken its state stays: what was half woken when the engine died is put to rest by the next.
+    (State.RUNNING, Event.HIBERNATE_ASKED): (State.HIBERNATED, _PARK),
+    (State.PAUSED, Event.HIBERNATE_ASKED): (State.HIBERNATED, _PARK),
+    (State.RUNNING, Event.REBOOTED): (State.HIBERNATED, _PARK),
+    (State.PAUSED, Event.REBOOTED): (State.HIBERNATED, _PARK),
+    (State.RUNNING, Event.WOKEN): (State.RUNNING, ()),
+    (State.HIBERNATED, Event.HIBERNATE_ASKED): (State.HIBERNATED, ()),
+    (State.HIBERNATED, Event.REBOOTED): (State.HIBERNATED, ()),
+    (State.HIBERNATED, Event.WOKEN): (State.RUNNING, ()),
+    (State.HIBERNATED, Event.INIT_DIED): (State.HIBERNATED, ()),
+    (State.HIBERNATED, Event.MISSING): (State.LOST, _REMOVE),  # its files are not there any more
+    (State.HIBERNATED, Event.DESTROY_ASKED): (State.STOPPING, _REMOVE),
+    (State.COLD, Event.HIBERNATE_ASKED): (State.COLD, ()),
+    (State.COLD, Event.WOKEN): (State.RUNNING, ()),
+    (State.COLD, Event.INIT_DIED): (State.COLD, ()),
+    (State.COLD, Event.DESTROY_ASKED): (State.STOPPING, _REMOVE),
+    (State.COLD, Event.REMOVED): (State.GONE, ()),  # it never was anything but a record
     # A create that ends while the sandbox is already being destroyed changes nothing: removal waits for it.
     (State.STOPPING, Event.STARTED): (State.STOPPING, ()),
+    (State.STOPPING, Event.WOKEN): (State.STOPPING, ()),
     (State.STOPPING, Event.CREATE_FAILED): (State.STOPPING, ()),
     (State.STOPPING, Event.FREEZE_FAILED): (State.STOPPING, ()),
     (State.STOPPING, Event.INIT_DIED): (State.STOPPING, ()),
@@ -78,6 +101,7 @@ _TABLE: Final[dict[tuple[State, Event], Decision]] = {
 }
 
 LIVE: Final = (State.PENDING, State.RUNNING, State.PAUSED, State.STOPPING)
+DORMANT: Final = (State.HIBERNATED, State.COLD)
 ENDED: Final = (State.GONE, State.FAILED, State.LOST)
 
 

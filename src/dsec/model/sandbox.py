@@ -47,6 +47,7 @@ class Flag(StrEnum):
     NO_SOCKETS = "no_sockets"  # instead of a network: socket() is refused
     USERS = "users"  # `user=` chooses who runs a command; root inside is nobody outside
     PAUSE = "pause"  # processes can be frozen
+    HIBERNATE = "hibernate"  # its files can be kept while nothing of it runs
     SCRATCH = "scratch"  # one exec in a throw-away copy-on-write child
     SNAPSHOTS = "snapshots"  # its files can be kept as they are now, forked and rolled back
     PRIVATE_UID = "private_uid"  # a host uid that no other sandbox and nobody else has
@@ -61,10 +62,20 @@ class State(StrEnum):
     PENDING = "pending"  # being made
     RUNNING = "running"
     PAUSED = "paused"  # its processes are frozen
+    HIBERNATED = "hibernated"  # nothing of it runs or is mounted; its files are kept
+    COLD = "cold"  # recorded only: it is made, with fresh files, by the first act
     STOPPING = "stopping"  # being destroyed
     GONE = "gone"  # destroyed, and nothing of it is left
     FAILED = "failed"  # it died by itself; `reason` tells
     LOST = "lost"  # it did not run any more when its engine came back
+
+
+class Hibernate(StrEnum):
+    """When a sandbox that nobody uses may be hibernated. Asked for by name, it always is."""
+
+    AUTO = "auto"  # when no process of it is left; with processes it is frozen
+    FILES = "files"  # also with processes, which end: only its files are kept
+    NEVER = "never"  # it is frozen at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +189,7 @@ class SandboxSpec:
         read_only: only the working directory, home and /tmp can be written.
         env: variables of every command. volumes: named ones and what of the host is shown inside. labels: the caller's own.
         project: whose volumes the names mean. lent: targets of those volumes that the template named, and not whoever asked.
+        hibernate: whether it may be hibernated when nobody uses it.
     """
 
     level: Level = Level.CONTAINER
@@ -197,6 +209,7 @@ class SandboxSpec:
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     project: str = DEFAULT_PROJECT
     lent: tuple[str, ...] = ()
+    hibernate: Hibernate = Hibernate.AUTO
 
     def __post_init__(self) -> None:
         check_seconds("ttl", self.ttl)
@@ -216,10 +229,11 @@ class SandboxInfo:
 
     Attributes:
         id: of the sandbox. state: where it is in its life. spec: what was asked for. flags: what its level guarantees here.
-        created_at: when it was asked for. ended_at: when it was gone, failed or lost. reason: why it ended, or is ending.
+        created_at: when it was asked for. ended_at: when it was gone, failed or lost. reason: why it is in this state, where that was not just asked for.
         expires_at: when its ``ttl`` is over, on the wall clock as it stood at ``created_at``: a step of that clock moves no deadline.
         session_id: ``SESSION_ID`` of its commands. workdir: their working directory, a path inside.
         boot_id: the boot of the machine it was made in. created_boot: the moment of ``created_at`` in CLOCK_BOOTTIME seconds of that boot.
+        residence: whether it stays running, and why, in words; "" = nothing decides that here. Told of one sandbox, not in lists.
     """
 
     id: SandboxId
@@ -234,6 +248,7 @@ class SandboxInfo:
     workdir: str = ""
     boot_id: str = ""
     created_boot: float = 0.0
+    residence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

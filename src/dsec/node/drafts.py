@@ -57,6 +57,12 @@ def created(info: SandboxInfo, files_of: SandboxId | SnapshotId | None = None) -
     return Draft(chain=info.id, act="sandbox.create", phase=Phase.INTENT, payload=payload)
 
 
+def recorded(info: SandboxInfo) -> Draft:
+    """A sandbox that is recorded, and is made when somebody uses it."""
+    made = created(info)
+    return Draft(chain=info.id, act=made.act, phase=Phase.NOTE, payload={**made.payload, "cold": True})
+
+
 def failure(error: DsecError) -> dict[str, Json]:
     """An act that failed."""
     return {"outcome": error.code, "message": error.message[:MAX_MESSAGE]}

@@ -53,7 +53,8 @@ class Shelf:
 class Session(ExecSession):
     """A run, followed from given offsets."""
 
-    def __init__(self, run: Run, runner: Runner, stdout: int = 0, stderr: int = 0) -> None:
+    def __init__(self, run: Run, runner: Runner, table: Table, stdout: int = 0, stderr: int = 0) -> None:
+        self._table = table
         self.id = run.id
         self.pid = run.followed.pid if run.followed is not None else 0
         self._run = run
@@ -61,13 +62,31 @@ class Session(ExecSession):
         self._offsets = (stdout, stderr)
 
     def output(self) -> AsyncIterator[Chunk]:
-        return self._run.output.read(*self._offsets)
+        output = self._run.output.read(*self._offsets)
+        return self._thawed_output(output) if self._rests else output
+
+    async def _thawed_output(self, output: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+        await self._thawed()
+        async for chunk in output:
+            yield chunk
+
+    @property
+    def _rests(self) -> bool:
+        """Its sandbox was frozen because nobody used it."""
+        return self._run.handle.frozen and not self._run.over
+
+    async def _thawed(self) -> None:
+        """Using a command is using its sandbox."""
+        if self._rests:
+            await self._table.running(self._run.handle.id)
 
     async def wait(self) -> ExecResult:
+        await self._thawed()
         return await self._runner.ended(self._run)
 
     async def signal(self, signo: int, *, tree: bool = False) -> None:
         check_count("signal", signo, 0, 64)
+        await self._thawed()
         await self._runner.signal(self._run, signo, tree=tree)
 
     async def send(self, data: bytes) -> None:
@@ -76,16 +95,19 @@ class Session(ExecSession):
             raise Conflict(f"{run.id} has no open standard input", hint="start it with stdin=True")
         if run.stdin_closed:
             raise Conflict(f"the standard input of {run.id} was closed")
+        await self._thawed()
         run.fed = run.fed or sha256()
         run.fed.update(data)
         await run.followed.send(data)
 
     async def close_stdin(self) -> None:
+        await self._thawed()
         if self._run.request.stdin_open and self._run.followed is not None:
             self._run.stdin_closed = True
             await self._run.followed.close_stdin()
 
     async def resize(self, size: PtySize) -> None:
+        await self._thawed()
         await self._runner.resize(self._run, size)
 
 
@@ -147,7 +169,7 @@ class Execs(ExecService):
         except asyncio.CancelledError:
             self._runner.kill(run)  # its id was never told to anybody
             raise
-        return Session(run, self._runner)
+        return Session(run, self._runner, self._table)
 
     def _prepare(
         self, handle: Handle, request: ExecRequest, stdin: AsyncIterator[bytes] | None, *, late: bool
@@ -188,7 +210,7 @@ class Execs(ExecService):
         if run is None:
             run = self._shelf.find(sandbox, exec_id)
         if isinstance(run, Run):
-            return Session(run, self._runner, stdout, stderr)
+            return Session(run, self._runner, self._table, stdout, stderr)
         records = await self._journal.latest(sandbox, EXEC, ref=exec_id, limit=2)
         past = self._past(sandbox, records).get(exec_id)
         if past is not None and handle is not None and handle.unsettled:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dsec.errors import DsecError, NotFound, RuntimeUnavailable
+from dsec.failpoints import reach
 from dsec.model.checks import check_count
 from dsec.model.files import (
     Batch,
@@ -98,11 +99,14 @@ async def settled_or_cancelled(
     def draft(phase: Phase, payload: dict[str, Json]) -> Draft:
         return Draft(chain=handle.id, act=act, phase=phase, ref=ref, payload=payload)
 
+    reach("upload.begin")
     await journal.append(draft(Phase.INTENT, facts))
+    reach("upload.recorded")
     done: dict[str, Json] = {"outcome": "interrupted"}
     try:
         value = await do(done)
         done["outcome"] = "ok"
+        reach("upload.written")
         return value
     except DsecError as exc:
         done.update(drafts.failure(exc))
@@ -110,6 +114,7 @@ async def settled_or_cancelled(
     finally:
         # Owned by the engine: recorded even when the caller is being cancelled.
         await settled(doing.kit.work.start(journal.append(draft(Phase.RESULT, done))), ignore)
+        reach("upload.done")
 
 
 class Files(FileService):

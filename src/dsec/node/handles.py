@@ -1,13 +1,14 @@
-"""What the engine holds in memory of every sandbox that has not ended."""
+"""What the engine holds in memory of every sandbox that is resident: that runs, is paused, or is on its way from or to that."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from dsec.core.machine import DORMANT
 from dsec.errors import Conflict, DsecError, NotFound, SandboxFailed, UnknownOutcome
 from dsec.model.ids import ExecId, SandboxId
 from dsec.model.sandbox import Place, SandboxInfo, State
@@ -16,9 +17,15 @@ from dsec.ports.guest import Guest
 from dsec.ports.journal import Sandboxes
 from dsec.ports.runtime import Runtime
 
+GAP_WEIGHT: Final = 0.2  # of the latest gap between two acts in their average
+
 
 class Ongoing(Protocol):
     """A command in progress, as its sandbox's end sees it."""
+
+    @property
+    def attended(self) -> bool:
+        """Somebody waits for its end, or reads its output."""
 
     @property
     def settled(self) -> asyncio.Future[Any]:
@@ -38,7 +45,8 @@ class Handle:
         told: ended commands, recorded, that the guest may forget.
         oom_kills: as last read. failure: why it died. unsaid: why it is being destroyed, while that could not be recorded. unsettled: its execs are still to be matched with the journal;
             settling: that is being done.
-        remaking: it is being rolled back.
+        remaking: it is being rolled back. frozen: it is paused because nobody used it, and the next act lets it go on.
+        unparked: it is recorded as dormant, and something of it may run still. gap: seconds between two acts, on average.
         removal: the destroy in progress. ending: set when its end has begun. over: set when it has ended and nothing is left.
     """
 
@@ -54,6 +62,9 @@ class Handle:
     unsaid: str = ""
     unsettled: bool = False
     remaking: bool = False
+    frozen: bool = False
+    unparked: bool = False
+    gap: float = 0.0
     guest: Guest | None = None
     env: dict[str, str] = field(default_factory=dict)
     runs: dict[ExecId, Ongoing] = field(default_factory=dict)
@@ -69,6 +80,11 @@ class Handle:
     def id(self) -> SandboxId:
         return self.info.id
 
+    def use(self, now: float) -> None:
+        """An act ended at that moment (boot seconds)."""
+        self.gap += (now - self.used - self.gap) * GAP_WEIGHT
+        self.used = now
+
     def loss(self, doing: str) -> DsecError | None:
         """The error for an act that was cut off because this sandbox ended; None when it has not."""
         state = self.info.state
@@ -79,6 +95,8 @@ class Handle:
         if state in (State.STOPPING, State.GONE):
             why = self.info.reason or "asked"
             return UnknownOutcome(f"{self.id} was destroyed ({why}) {doing}", sandbox=self.id, reason=why)
+        if state in DORMANT:
+            return UnknownOutcome(f"{self.id} was hibernated {doing}", sandbox=self.id)
         return None
 
 
@@ -91,6 +109,12 @@ def refusal(info: SandboxInfo) -> DsecError:
             )
         case State.GONE:
             return absent(info.id)
+        case State.HIBERNATED | State.COLD:
+            return Conflict(
+                f"{info.id} is {info.state}",
+                hint="resume it, or use it: that wakes it",
+                state=info.state.value,
+            )
         case State.PAUSED:
             return Conflict(f"{info.id} is paused", hint="resume it first", state=info.state.value)
         case _:
@@ -115,6 +139,8 @@ class Table:
         self._sandboxes = sandboxes
         self._clock = clock
         self._handles: dict[SandboxId, Handle] = {}
+        self._ends: dict[SandboxId, tuple[asyncio.Event, int]] = {}
+        self.waker: Callable[[SandboxId], Awaitable[Handle]] = self._nobody
 
     def __iter__(self) -> Iterator[Handle]:
         return iter(tuple(self._handles.values()))
@@ -142,20 +168,65 @@ class Table:
             raise absent(sandbox) from None
 
     async def running(self, sandbox: SandboxId) -> Handle:
-        """Raises: NotFound, SandboxFailed, Conflict: it does not run."""
+        """One that runs; it is woken if it is dormant.  Raises: NotFound, SandboxFailed, Conflict: it does not run. What waking raises."""
         handle = self._handles.get(sandbox)
-        if handle is not None and handle.info.state is State.RUNNING:
-            check_made(handle)
-            return handle
-        raise refusal(await self.info(sandbox))
+        if handle is None or handle.info.state is not State.RUNNING:
+            handle = await self._woken(sandbox, handle)
+        if handle.info.state is not State.RUNNING:
+            raise refusal(handle.info)
+        check_made(handle)
+        handle.used = self._clock.boot()
+        return handle
 
     async def present(self, sandbox: SandboxId) -> Handle:
-        """One that runs or is paused.  Raises: NotFound, SandboxFailed, Conflict."""
+        """One that runs or is paused; it is woken if it has no processes.  Raises: as :meth:`running`."""
+        handle = self._handles.get(sandbox)
+        if handle is None or handle.info.state not in (State.RUNNING, State.PAUSED):
+            handle = await self._woken(sandbox, handle)
+        check_made(handle)
+        handle.used = self._clock.boot()
+        return handle
+
+    async def held(self, sandbox: SandboxId) -> Handle:
+        """One that runs or is paused; nothing is woken.  Raises: NotFound, SandboxFailed, Conflict."""
         handle = self._handles.get(sandbox)
         if handle is not None and handle.info.state in (State.RUNNING, State.PAUSED):
             check_made(handle)
             return handle
         raise refusal(await self.info(sandbox))
+
+    async def _woken(self, sandbox: SandboxId, handle: Handle | None) -> Handle:
+        """Raises: as :meth:`running`."""
+        info = handle.info if handle is not None else await self.info(sandbox)
+        frozen = handle is not None and handle.frozen and info.state is State.PAUSED
+        if not frozen and info.state not in DORMANT:
+            found = self._handles.get(sandbox)
+            if found is not None and found.info.state is State.RUNNING:
+                return found  # woken by another one since
+            raise refusal(info)
+        return await self.waker(sandbox)
+
+    async def _nobody(self, sandbox: SandboxId) -> Handle:
+        raise refusal(await self.info(sandbox))
+
+    @contextmanager
+    def ending(self, sandbox: SandboxId) -> Iterator[asyncio.Event]:
+        """An event that is set when nothing of it is left; what happened before is not seen."""
+        event, waiting = self._ends.get(sandbox) or (asyncio.Event(), 0)
+        self._ends[sandbox] = (event, waiting + 1)
+        try:
+            yield event
+        finally:
+            event, waiting = self._ends.get(sandbox, (event, 1))
+            if waiting > 1:
+                self._ends[sandbox] = (event, waiting - 1)
+            else:
+                self._ends.pop(sandbox, None)
+
+    def ended(self, sandbox: SandboxId) -> None:
+        """Nothing of it is left."""
+        if sandbox in self._ends:
+            self._ends[sandbox][0].set()
 
     @contextmanager
     def using(self, handle: Handle) -> Iterator[None]:
@@ -165,4 +236,4 @@ class Table:
             yield
         finally:
             handle.busy -= 1
-            handle.used = self._clock.boot()
+            handle.use(self._clock.boot())

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 from dsec.core.deadlines import Moment, deadline_boot, expiry_wall
-from dsec.core.machine import Command, Event, decide
+from dsec.core.machine import DORMANT, Command, Event, decide
 from dsec.errors import (
     Conflict,
     DsecError,
@@ -20,28 +19,29 @@ from dsec.errors import (
     UnknownOutcome,
     Unsupported,
 )
-from dsec.model.checks import check_seconds
+from dsec.failpoints import reach
+from dsec.model.checks import check_count, check_seconds
 from dsec.model.ids import SandboxId, SnapshotId, new_sandbox_id, new_session_id
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.paging import PAGE, Page
 from dsec.model.sandbox import BASE, Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.node import drafts
 from dsec.node.claims import Claims
-from dsec.node.handles import Handle
+from dsec.node.dormancy import Dormancy
+from dsec.node.handles import Handle, absent, refusal
 from dsec.node.janitor import Janitor
 from dsec.node.kit import Kit
+from dsec.node.steps import GRACE, OK, cut_off, move, note, plan_for, spawner_deadline
 from dsec.node.work import ignore, settled
 from dsec.ports.engine import SandboxService
+from dsec.ports.journal import MOST_AT_ONCE
 from dsec.ports.runtime import Ended, Plan, Runtime
 
-OK: Final[Mapping[str, Json]] = MappingProxyType({"outcome": "ok"})
-NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
 ROLLBACK: Final = "sandbox.rollback"
-TRIES: Final = 8
-GRACE: Final = (
-    1.0  # seconds after its deadline at which the spawner ends a sandbox that the engine did not end
-)
-RECORD_PATIENCE: Final = 5.0  # seconds for commands in flight to record how they were cut off
+PAUSED: Final = "paused"
+RESUMED: Final = "resumed"
+THAWED: Final = "thawed by an act"
+RESIDENCE: Final = "residence"  # what pauses a sandbox that nobody uses, in the journal
 
 Watch = Callable[[Handle], None]
 Source = SandboxId | SnapshotId
@@ -64,11 +64,21 @@ class Lifecycle(SandboxService):
         self._watch = watch
         self._claims = claims
         self.closing = False
+        self.dormancy = Dormancy(self, kit, claims, janitor)
+        kit.table.waker = self.dormancy.wake
+        self.residence: Callable[[Handle], str] = lambda _: ""
 
     # Looking
 
     async def get(self, sandbox: SandboxId) -> SandboxInfo:
-        return await self._kit.table.info(sandbox)
+        info = await self._kit.table.info(sandbox)
+        handle = self._kit.table.find(sandbox)
+        told = self.residence(handle) if handle is not None else info.reason if info.state in DORMANT else ""
+        return replace(info, residence=told) if told else info
+
+    def watch(self, handle: Handle) -> None:
+        """It runs: its deadlines count."""
+        self._watch(handle)
 
     async def list(self, states: Sequence[State] = ()) -> tuple[SandboxInfo, ...]:
         return await self._kit.sandboxes.list(
@@ -107,6 +117,20 @@ class Lifecycle(SandboxService):
             lambda: self._kit.work.spawn(self._give_up(handle)),
         )
 
+    async def create_cold(self, spec: SandboxSpec, count: int) -> tuple[SandboxId, ...]:
+        check_count("count", count, 1, MOST_AT_ONCE)
+        self._check_open()
+        runtime = self.runtime(spec.level)
+        _check_images(spec, runtime)
+        spec = await self._pinned(runtime, spec)
+        if spec.volumes:
+            await self._claims.meanings(spec)
+        await runtime.rehearse(replace(plan_for(SandboxId(""), spec), volumes=()))
+        infos = [self._info(new_sandbox_id(), spec, runtime, State.COLD) for _ in range(count)]
+        recording = self._kit.sandboxes.add_many(infos, [drafts.recorded(info) for info in infos])
+        await settled(self._kit.work.start(recording), ignore)
+        return tuple(info.id for info in infos)
+
     def _check_open(self) -> None:
         if self.closing:
             raise Conflict("the engine is closing")
@@ -119,23 +143,25 @@ class Lifecycle(SandboxService):
             raise RuntimeUnavailable(f"create failed: {exc!r}") from exc
 
     def _new(self, spec: SandboxSpec, runtime: Runtime, files_of: Source | None) -> Handle:
-        now = self._kit.clock.now()
         sandbox = runtime.reserve(spec) if files_of is None else new_sandbox_id()
-        place = runtime.place(sandbox)
-        info = SandboxInfo(
+        info = self._info(sandbox, spec, runtime, State.PENDING)
+        deadline = info.created_boot + spec.ttl if spec.ttl else 0.0
+        return Handle(info, runtime, runtime.place(sandbox), deadline=deadline, used=info.created_boot)
+
+    def _info(self, sandbox: SandboxId, spec: SandboxSpec, runtime: Runtime, state: State) -> SandboxInfo:
+        now = self._kit.clock.now()
+        return SandboxInfo(
             id=sandbox,
-            state=State.PENDING,
+            state=state,
             spec=spec,
             flags=runtime.flags,
             created_at=now.wall,
             expires_at=expiry_wall(now, now, spec.ttl),
             session_id=new_session_id(),
-            workdir=spec.workdir or place.workdir,
+            workdir=spec.workdir or runtime.place(sandbox).workdir,
             boot_id=now.boot_id,
             created_boot=now.boot,
         )
-        deadline = now.boot + spec.ttl if spec.ttl else 0.0
-        return Handle(info, runtime, place, deadline=deadline, used=now.boot)
 
     async def _create(self, handle: Handle, files_of: Source | None) -> SandboxInfo:
         try:
@@ -155,16 +181,25 @@ class Lifecycle(SandboxService):
     async def _make(self, handle: Handle, files_of: Source | None) -> None:
         spec = handle.info.spec
         stored = await self._claims.take(handle.id, spec) if spec.volumes else {}
+        reach("create.begin")
         await self._kit.sandboxes.add(handle.info, drafts.created(handle.info, files_of))
         self._kit.table.add(handle)
+        reach("create.recorded")
         running = await handle.runtime.create(
             replace(plan_for(handle.id, spec, handle.deadline), files_of=files_of, stored=stored)
         )
+        reach("create.made")
         await self._kit.guests.warm(handle)
         handle.place = handle.runtime.place(handle.id)
-        await self._move(
-            handle, Event.STARTED, "sandbox.create", Phase.RESULT, {"outcome": "ok", "pid": running.pid}
+        await move(
+            self._kit,
+            handle,
+            Event.STARTED,
+            "sandbox.create",
+            Phase.RESULT,
+            {"outcome": "ok", "pid": running.pid},
         )
+        reach("create.done")
 
     async def _undo(self, handle: Handle, error: DsecError) -> None:
         """No partial sandbox remains, whatever failed: the runtime, or the record of its success."""
@@ -198,10 +233,12 @@ class Lifecycle(SandboxService):
                 plan_for(handle.id, handle.info.spec, handle.deadline), files_of=snapshot, stored=stored
             )
             await handle.runtime.rehearse(plan)  # after this its processes and files are gone
+            reach("rollback.begin")
             facts: dict[str, Json] = {"snapshot": snapshot}
             await self._kit.journal.append(
                 Draft(chain=handle.id, act=ROLLBACK, phase=Phase.INTENT, ref=snapshot, payload=facts)
             )
+            reach("rollback.recorded")
             handle.remaking = True
             try:
                 await self._begin_again(handle, snapshot, plan)
@@ -217,59 +254,103 @@ class Lifecycle(SandboxService):
 
     async def _begin_again(self, handle: Handle, snapshot: SnapshotId, plan: Plan) -> None:
         await handle.runtime.destroy(handle.id)
+        reach("rollback.ended")
         news, handle.ending = handle.ending, asyncio.Event()
         news.set()  # for commands that lost their connection and wait to hear why
-        await self._cut_off(handle, UnknownOutcome(f"{handle.id} was rolled back while the command ran"))
+        await cut_off(self._kit, handle, UnknownOutcome(f"{handle.id} was rolled back while the command ran"))
         try:
             await handle.runtime.create(plan)
         except RuntimeUnavailable:  # its spawner died, say: what is gone cannot be gone back to, so once more
             await handle.runtime.create(plan)
+        reach("rollback.made")
         await self._kit.guests.warm(handle)
         handle.place = handle.runtime.place(handle.id)
         handle.told.clear()
         handle.oom_kills = 0  # they are counted anew
         draft = Draft(chain=handle.id, act=ROLLBACK, phase=Phase.RESULT, ref=snapshot, payload=OK)
         await self._kit.journal.append(draft)
+        reach("rollback.done")
 
     # Pausing
 
     async def pause(self, sandbox: SandboxId) -> SandboxInfo:
-        handle = await self._kit.table.present(sandbox)
+        handle = await self._kit.table.held(sandbox)
         self._need_pause(handle)
         return await settled(self._kit.work.start(self._pause(handle)), ignore)
 
     async def _pause(self, handle: Handle) -> SandboxInfo:
         async with handle.lock:
-            if Command.FREEZE in await self._move(handle, Event.PAUSE_ASKED, "sandbox.pause", Phase.INTENT):
-                try:
-                    await handle.runtime.freeze(handle.id, True)
-                except DsecError as exc:
-                    await self._unfreeze(handle, exc)
-                    raise
-                handle.paused_at = self._kit.clock.boot()
-                await self._note(handle, "sandbox.pause")
+            if (
+                handle.frozen and handle.info.state is State.PAUSED
+            ):  # from now on because somebody wants it so
+                draft = Draft(chain=handle.id, act="sandbox.pause", phase=Phase.NOTE, payload=OK)
+                await self._kit.journal.append(draft)
+                handle.frozen = False
+            else:
+                await self.freeze(handle, "")
         return handle.info
 
+    async def freeze(self, handle: Handle, idle: str) -> None:
+        """Stop its processes; its lock is held. ``idle``: because nobody uses it, in words, so that the next act lets them go on."""
+        reach("pause.begin")
+        facts: dict[str, Json] = {"cause": RESIDENCE, "reason": idle} if idle else {}
+        why = idle or (PAUSED if handle.info.reason else "")  # what was said of an earlier state is over
+        handle.frozen = bool(idle)  # first: an act that comes meanwhile waits for the lock
+        try:
+            if Command.FREEZE in await move(
+                self._kit, handle, Event.PAUSE_ASKED, "sandbox.pause", Phase.INTENT, facts, why
+            ):
+                reach("pause.recorded")
+                await handle.runtime.freeze(handle.id, True)
+                reach("pause.frozen")
+                handle.paused_at = self._kit.clock.boot()
+                await note(self._kit, handle, "sandbox.pause", {**OK, **facts})
+                reach("pause.done")
+        except DsecError as exc:
+            if handle.paused_at == 0.0 and handle.info.state is State.PAUSED:
+                await self._unfreeze(handle, exc)
+            raise
+
     async def _unfreeze(self, handle: Handle, error: DsecError) -> None:
-        await self._move(handle, Event.FREEZE_FAILED, "sandbox.pause", Phase.RESULT, drafts.failure(error))
+        handle.frozen = False
+        await move(
+            self._kit, handle, Event.FREEZE_FAILED, "sandbox.pause", Phase.RESULT, drafts.failure(error)
+        )
         if handle.info.state is State.RUNNING:
             await handle.runtime.freeze(handle.id, False)
 
     async def resume(self, sandbox: SandboxId) -> SandboxInfo:
-        handle = await self._kit.table.present(sandbox)
+        info = await self._kit.table.info(sandbox)
+        if info.state in DORMANT:
+            return (await self.dormancy.wake(sandbox)).info
+        handle = await self._kit.table.held(sandbox)
         self._need_pause(handle)
         return await settled(self._kit.work.start(self._resume(handle)), ignore)
 
     async def _resume(self, handle: Handle) -> SandboxInfo:
         async with handle.lock:
-            if Command.THAW in await self._move(handle, Event.RESUME_ASKED, "sandbox.resume", Phase.INTENT):
-                await self._shift(handle)
-                await handle.runtime.freeze(handle.id, False)
-                await self._note(handle, "sandbox.resume")
-            elif handle.info.state is State.RUNNING:
-                await handle.runtime.freeze(handle.id, False)  # an earlier resume may have failed half-way
+            await self.thaw(handle)
         self._watch(handle)
         return handle.info
+
+    async def thaw(self, handle: Handle) -> None:
+        """Let its processes go on; its lock is held."""
+        reach("resume.begin")
+        why, facts = (THAWED, {"cause": RESIDENCE}) if handle.frozen else ("", {})
+        if not why and handle.info.reason:
+            why = RESUMED
+        if Command.THAW in await move(
+            self._kit, handle, Event.RESUME_ASKED, "sandbox.resume", Phase.INTENT, facts, why
+        ):
+            reach("resume.recorded")
+            await self._shift(handle)
+            await handle.runtime.freeze(handle.id, False)
+            reach("resume.thawed")
+            await note(self._kit, handle, "sandbox.resume")
+            reach("resume.done")
+        elif handle.info.state is State.RUNNING:
+            await handle.runtime.freeze(handle.id, False)  # an earlier resume may have failed half-way
+        handle.frozen = False
 
     async def _shift(self, handle: Handle) -> None:
         """Time-outs did not run while it was paused. Said before the thaw, so that none fires first."""
@@ -282,23 +363,55 @@ class Lifecycle(SandboxService):
         if Flag.PAUSE not in handle.info.flags:
             raise Unsupported(f"pause: level {handle.info.spec.level} cannot freeze processes here")
 
+    # Hibernating
+
+    async def hibernate(self, sandbox: SandboxId) -> SandboxInfo:
+        info = await self._kit.table.info(sandbox)
+        if info.state in DORMANT and self._kit.table.find(sandbox) is None:
+            return info
+        handle = await self._kit.table.held(sandbox)
+        if Flag.HIBERNATE not in handle.info.flags:
+            raise Unsupported(
+                f"hibernate: level {handle.info.spec.level} cannot keep files without a sandbox that runs",
+                hint="use level='container', or pause it",
+                level=handle.info.spec.level.value,
+            )
+        return await settled(self._kit.work.start(self._hibernate(handle)), ignore)
+
+    async def _hibernate(self, handle: Handle) -> SandboxInfo:
+        async with handle.lock:
+            await self.dormancy.hibernate(handle, "asked")
+        return handle.info
+
     # Deadlines
 
     async def extend(self, sandbox: SandboxId, ttl: float) -> SandboxInfo:
         check_seconds("ttl", ttl)
-        handle = await self._kit.table.present(sandbox)
-        return await settled(self._kit.work.start(self._extend(handle, ttl)), ignore)
+        return await settled(self._kit.work.start(self._extend(sandbox, ttl)), ignore)
 
-    async def _extend(self, handle: Handle, ttl: float) -> SandboxInfo:
+    async def _extend(self, sandbox: SandboxId, ttl: float) -> SandboxInfo:
+        info = await self._kit.table.info(sandbox)
+        handle = self._kit.table.find(sandbox)
+        if handle is None and info.state in DORMANT:
+            return await self._prolong(info, ttl)
+        handle = handle or await self._kit.table.held(sandbox)
         async with handle.lock:
-            now, info = self._kit.clock.now(), handle.info
-            at = expiry_wall(Moment(info.created_at, info.created_boot, info.boot_id), now, ttl)
-            draft = Draft(chain=handle.id, act="sandbox.extend", phase=Phase.NOTE, payload={"ttl": ttl})
-            handle.info = await self._kit.sandboxes.expire_at(handle.id, at, draft)
-            handle.deadline = deadline_boot(handle.info, now)
-            await handle.runtime.deadline(handle.id, spawner_deadline(handle.deadline))
+            if handle.info.state not in (State.RUNNING, State.PAUSED, *DORMANT):
+                raise refusal(handle.info)
+            handle.info = await self._prolong(handle.info, ttl)
+            handle.deadline = deadline_boot(handle.info, self._kit.clock.now())
+            if handle.info.state not in DORMANT:
+                await handle.runtime.deadline(handle.id, spawner_deadline(handle.deadline))
         self._watch(handle)
         return handle.info
+
+    async def _prolong(self, info: SandboxInfo, ttl: float) -> SandboxInfo:
+        now = self._kit.clock.now()
+        if info.expires_at and deadline_boot(info, now) <= now.boot:
+            raise absent(info.id)  # its time is up, and only its end is missing
+        at = expiry_wall(Moment(info.created_at, info.created_boot, info.boot_id), now, ttl)
+        draft = Draft(chain=info.id, act="sandbox.extend", phase=Phase.NOTE, payload={"ttl": ttl})
+        return await self._kit.sandboxes.expire_at(info.id, at, draft)
 
     # Ending
 
@@ -306,12 +419,28 @@ class Lifecycle(SandboxService):
         handle = self._kit.table.find(sandbox)
         if handle is None:
             info = await self._kit.table.info(sandbox)
-            if info.state is State.GONE:
+            if info.state is State.GONE or (info.state is State.COLD and await self._forgotten(info, reason)):
                 return
             handle = self._kit.table.find(sandbox) or self.adopt(info)
         if handle.removal is None or handle.removal.done():
             handle.removal = self._kit.work.start(self._destroy(handle, reason))
         await settled(handle.removal, ignore)
+
+    async def _forgotten(self, info: SandboxInfo, reason: str) -> bool:
+        """End one that is nothing but a record. False: it is being woken."""
+        if self._kit.table.find(info.id) is not None:
+            return False
+        facts: dict[str, Json] = {"reason": reason, "outcome": "ok"}
+        draft = Draft(chain=info.id, act="sandbox.destroy", phase=Phase.NOTE, payload=facts)
+        reach("destroy.begin")
+        to, _ = decide(State.COLD, Event.REMOVED)
+        try:
+            await self._kit.sandboxes.move(info.id, seen=State.COLD, to=to, draft=draft, reason=reason)
+        except Conflict:
+            return False
+        self._kit.table.ended(info.id)
+        reach("destroy.done")
+        return True
 
     def adopt(self, info: SandboxInfo) -> Handle:
         """A handle for a recorded sandbox that this engine does not hold yet."""
@@ -323,18 +452,20 @@ class Lifecycle(SandboxService):
         return handle
 
     async def _destroy(self, handle: Handle, reason: str) -> None:
+        reach("destroy.begin")
         try:
             await self._asked(handle, reason)
         except StorageFull:
             handle.unsaid = (
                 reason  # ending it is the way to room; that it was asked is recorded when there is some
             )
+        reach("destroy.recorded")
         handle.ending.set()
         await self.clean(handle)
 
     async def _asked(self, handle: Handle, reason: str) -> None:
         facts: dict[str, Json] = {"reason": reason}
-        await self._move(handle, Event.DESTROY_ASKED, "sandbox.destroy", Phase.INTENT, facts, reason)
+        await move(self._kit, handle, Event.DESTROY_ASKED, "sandbox.destroy", Phase.INTENT, facts, reason)
 
     async def clean(self, handle: Handle) -> None:
         """Remove everything; what fails goes to the janitor.  Raises: CleanupFailed."""
@@ -349,30 +480,28 @@ class Lifecycle(SandboxService):
             if handle.over.is_set():
                 return
             await handle.runtime.destroy(handle.id)
-            await self._cut_off(handle)
+            reach("destroy.removed")
+            await cut_off(self._kit, handle)
             if handle.info.state is State.PENDING:
                 failed: dict[str, Json] = {"outcome": "failed", "message": handle.failure}
-                await self._move(
-                    handle, Event.CREATE_FAILED, "sandbox.create", Phase.RESULT, failed, handle.failure
+                await move(
+                    self._kit,
+                    handle,
+                    Event.CREATE_FAILED,
+                    "sandbox.create",
+                    Phase.RESULT,
+                    failed,
+                    handle.failure,
                 )
             if handle.unsaid:
                 await self._asked(handle, handle.unsaid)
-            await self._move(handle, Event.REMOVED, "sandbox.destroy", Phase.RESULT, OK)
+            await move(self._kit, handle, Event.REMOVED, "sandbox.destroy", Phase.RESULT, OK)
             self._kit.table.drop(handle.id)
             self._janitor.solved(handle.id)
             self._claims.give_back(handle.id)
             handle.over.set()
-
-    async def _cut_off(self, handle: Handle, error: DsecError | None = None) -> None:
-        """Commands in flight record their fate before the sandbox's own end is recorded."""
-        runs = tuple(handle.runs.values())
-        for run in runs:
-            loss = error or handle.loss("while the command ran")
-            if loss is not None:
-                run.abandon(loss)
-        await self._kit.guests.drop(handle)
-        if runs:
-            await asyncio.wait([run.settled for run in runs], timeout=RECORD_PATIENCE)
+            self._kit.table.ended(handle.id)
+            reach("destroy.done")
 
     def ended(self, ended: Ended) -> None:
         """A runtime's news: a sandbox ended without being asked to."""
@@ -389,46 +518,16 @@ class Lifecycle(SandboxService):
             await self.destroy(handle.id, reason="ttl")
             return
         reason = f"out of memory: {ended.reason}" if ended.oom else ended.reason
+        if handle.info.state in DORMANT:
+            handle.failure = reason  # for whoever wakes it, if anybody does
+            return
         if handle.info.state in (State.PENDING, State.RUNNING, State.PAUSED):
             handle.failure = handle.failure or reason
             handle.ending.set()
         facts: dict[str, Json] = {"reason": reason, "oom": ended.oom}
-        commands = await self._move(handle, event, "sandbox.failed", Phase.NOTE, facts, reason)
+        commands = await move(self._kit, handle, event, "sandbox.failed", Phase.NOTE, facts, reason)
         if Command.REMOVE in commands:
             await self.clean(handle)
-
-    # Recording
-
-    async def _move(
-        self,
-        handle: Handle,
-        event: Event,
-        act: str,
-        phase: Phase,
-        facts: Mapping[str, Json] = NOTHING,
-        reason: str = "",
-    ) -> tuple[Command, ...]:
-        """Decide, and record the decision; when somebody else was faster, decide again.
-
-        A step that changes no state leaves no record.
-        """
-        for _ in range(TRIES):
-            seen = handle.info.state
-            to, commands = decide(seen, event)
-            if to is seen:
-                return commands
-            draft = Draft(chain=handle.id, act=act, phase=phase, payload=facts)
-            try:
-                handle.info = await self._kit.sandboxes.move(
-                    handle.id, seen=seen, to=to, draft=draft, reason=reason
-                )
-                return commands
-            except Conflict:
-                handle.info = await self._kit.sandboxes.get(handle.id)
-        raise Conflict(f"{handle.id} kept changing state", hint="try again", tries=TRIES)
-
-    async def _note(self, handle: Handle, act: str) -> None:
-        await self._kit.journal.append(Draft(chain=handle.id, act=act, phase=Phase.RESULT, payload=OK))
 
 
 def _check_images(spec: SandboxSpec, runtime: Runtime) -> None:
@@ -442,24 +541,3 @@ def _check_images(spec: SandboxSpec, runtime: Runtime) -> None:
             hint="use level='container'",
             level=spec.level.value,
         )
-
-
-def plan_for(sandbox: SandboxId, spec: SandboxSpec, deadline: float = 0.0) -> Plan:
-    """What the runtime is asked to make. ``deadline``: CLOCK_BOOTTIME seconds, 0 = none."""
-    return Plan(
-        id=sandbox,
-        level=spec.level,
-        limits=spec.limits,
-        image=spec.base_digest or spec.base,
-        layers=spec.layers,
-        read_only=spec.read_only,
-        volumes=spec.volumes,
-        lent=spec.lent,
-        deadline=spawner_deadline(deadline),
-        hostname=spec.hostname or "sandbox",
-    )
-
-
-def spawner_deadline(deadline: float) -> float:
-    """When the runtime ends it by itself, should no engine have done so: boot seconds, 0 = never."""
-    return deadline + GRACE if deadline else 0.0

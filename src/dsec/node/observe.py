@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dsec.core.machine import ENDED
+from dsec.core.machine import DORMANT, ENDED
 from dsec.model.checks import check_count
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft, Json, Phase, Record
@@ -24,7 +24,11 @@ class Observe(ObserveService):
         self._janitor = janitor
 
     async def metrics(self, sandbox: SandboxId) -> Metrics:
-        handle = await self._kit.table.present(sandbox)
+        if self._kit.table.find(sandbox) is None:
+            info = await self._kit.table.info(sandbox)
+            if info.state in DORMANT:
+                return Metrics(memory_bytes=0, pids=0)
+        handle = await self._kit.table.held(sandbox)
         figures = await handle.runtime.metrics(sandbox)
         handle.oom_kills = max(handle.oom_kills, figures.oom_kills)
         return figures
@@ -39,11 +43,17 @@ class Observe(ObserveService):
         return self._janitor.problems()
 
     async def wait(self, sandbox: SandboxId) -> SandboxInfo:
-        handle = self._kit.table.find(sandbox)
-        if handle is not None and not (handle.info.state in ENDED and handle.over.is_set()):
-            await handle.over.wait()
-            return handle.info
-        return await self._kit.table.info(sandbox)
+        with self._kit.table.ending(sandbox) as ended:
+            info = await self._kit.table.info(sandbox)
+            handle = self._kit.table.find(sandbox)
+            if info.state in ENDED and (handle is None or handle.over.is_set()):
+                return info
+            await ended.wait()
+        return (
+            handle.info
+            if handle is not None and handle.over.is_set()
+            else await self._kit.table.info(sandbox)
+        )
 
     async def decide(self, sandbox: SandboxId, decision: Mapping[str, Json]) -> Record:
         payload = drafts.decision(decision)

@@ -150,6 +150,11 @@ class Output:
         """Bytes that were produced and are not kept, so far."""
         return self.stdout.seen + self.stderr.seen - self.kept
 
+    @property
+    def attended(self) -> bool:
+        """Somebody waits for the command's end, or reads."""
+        return self._awaited > 0 or bool(self._readers)
+
     def take(self, chunk: Chunk) -> bool:
         """Account for a chunk and hand it to the readers. True: one of them is full, wait for ``room`` before the next."""
         fresh = self._side(chunk.stream).take(chunk, self._limit)

@@ -107,6 +107,14 @@ class ReadyRuntime(Runtime):
         """See :class:`Runtime`."""
         await self._inner.rehearse(plan)
 
+    async def park(self, sandbox: SandboxId) -> None:
+        """See :class:`Runtime`."""
+        await self._inner.park(sandbox)
+
+    def keeps(self, sandbox: SandboxId) -> bool:
+        """See :class:`Runtime`."""
+        return self._inner.keeps(sandbox)
+
     async def freeze(self, sandbox: SandboxId, frozen: bool) -> None:
         """See :class:`Runtime`."""
         await self._inner.freeze(sandbox, frozen)

@@ -20,9 +20,10 @@ from dsec.node.execs import Execs
 from dsec.node.handles import Handle
 from dsec.node.janitor import Janitor
 from dsec.node.kit import Kit
-from dsec.node.lifecycle import Lifecycle, spawner_deadline
+from dsec.node.lifecycle import Lifecycle
 from dsec.node.reaper import end_of
 from dsec.node.scratch import LABEL as SCRATCH
+from dsec.node.steps import spawner_deadline
 from dsec.ports.runtime import Ended, Runtime
 from dsec.ports.storage import Layers
 

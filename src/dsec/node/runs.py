@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Final
 
 from dsec.errors import Busy, Conflict, DsecError, NotFound, ProtocolError, RuntimeUnavailable, UnknownOutcome
+from dsec.failpoints import reach
 from dsec.model.execs import Cause, Command, ExecRequest, ExecResult, Exit, PtySize
 from dsec.model.ids import ExecId
 from dsec.model.journal import Phase
@@ -73,6 +74,11 @@ class Run:
     over: bool = False
     leaving: Callable[[Run], None] | None = None
     _settled: asyncio.Future[None] | None = None
+
+    @property
+    def attended(self) -> bool:
+        """Somebody waits for its end, or reads its output."""
+        return self.output.attended
 
     @property
     def settled(self) -> asyncio.Future[None]:
@@ -195,7 +201,7 @@ class Runner:
             run.leaving(run)
         handle.runs.pop(run.id, None)
         handle.busy -= 1
-        handle.used = self._clock.boot()
+        handle.use(self._clock.boot())
         run.finish()
 
     async def _owned(self, run: Run) -> ExecResult:
@@ -226,9 +232,11 @@ class Runner:
             await self._found(run)
         else:
             run.recording = True
+            reach("exec.ended")
             stdin = "sha256:" + run.fed.hexdigest() if run.fed is not None else ""
             draft = drafts.exec_result(run.handle.info.id, result, exit_, run.output, stdin)
             await self._journal.append(draft)
+            reach("exec.done")
         self._told(run, exit_)
         return result
 
@@ -273,13 +281,16 @@ class Runner:
             run.followed = await (await self._guests.get(handle)).attach(run.id)
             return
         if not run.intended:
+            reach("exec.begin")
             run.intended = True  # an append that has begun is done, also when its caller is cancelled
             await self._journal.append(drafts.exec_intent(handle.info.id, command, run.request))
+            reach("exec.recorded")
         if run.verdict is not None:
             raise run.verdict
         if run.unwanted:
             raise Conflict(f"who asked for {run.id} left before it was started", exec=run.id)
         run.followed = await self._posted(run, command)
+        reach("exec.started")
 
     async def _posted(self, run: Run, command: Command) -> GuestExec:
         guest = await self._ready(run)

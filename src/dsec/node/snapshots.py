@@ -18,6 +18,7 @@ from typing import Final
 from uuid import uuid4
 
 from dsec.errors import BadRequest, CleanupFailed, Conflict, DsecError, FileProblem, NotFound, Unsupported
+from dsec.failpoints import reach
 from dsec.model.files import FileType, Identity, WriteOptions
 from dsec.model.ids import SandboxId, SnapshotId, is_snapshot, new_sandbox_id, new_snapshot_id
 from dsec.model.journal import Draft, Json, Phase
@@ -82,10 +83,14 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
     async def _take(self, handle: Handle, store: Snapshots, kind: SnapshotKind) -> SnapshotInfo:
         snapshot = new_snapshot_id()
         with self._kit.table.using(handle):
+            reach("snapshot.begin")
             await self._say(handle.id, TAKE, Phase.INTENT, snapshot)
+            reach("snapshot.recorded")
             try:
                 paused = await self._copy(handle, store, snapshot)
+                reach("snapshot.taken")
                 await store.secure()
+                reach("snapshot.secured")
                 info = SnapshotInfo(
                     id=snapshot,
                     sandbox=handle.id,
@@ -99,6 +104,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
                     info,
                     Draft(chain=handle.id, act=TAKE, phase=Phase.RESULT, ref=snapshot, payload=facts),
                 )
+                reach("snapshot.done")
             except Exception as error:
                 with suppress(DsecError, OSError):  # what cannot be removed now is found by the next engine
                     await store.drop(snapshot)
@@ -176,11 +182,15 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
         """The copy that all begin with is nobody's: it goes when they are made."""
         origin = new_snapshot_id()
         with self._kit.table.using(handle):
+            reach("fork.begin")
             await self._say(handle.id, FORK, Phase.INTENT, origin, count=count)
+            reach("fork.recorded")
             made: Made = []
             try:
                 paused = await self._copy(handle, store, origin)
+                reach("fork.copied")
                 await self._make_children(_child_of(handle.info), origin, count, made)
+                reach("fork.made")
                 await self._say(
                     handle.id,
                     FORK,
@@ -190,6 +200,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
                     paused=round(paused, 6),
                     children=[*made[:100]],
                 )
+                reach("fork.done")
             except BaseException as error:
                 await self._end(made, PARTIAL)
                 await self._failed(handle.id, FORK, origin, error)
@@ -227,7 +238,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
         return await settled(self._kit.work.start(self._rollback(handle, snapshot)), ignore)
 
     async def _rollback(self, handle: Handle, snapshot: SnapshotId) -> SandboxInfo:
-        with self._reading(snapshot):
+        with self._kit.table.using(handle), self._reading(snapshot):
             _check_same(await self._records.find(snapshot), handle.info.spec)
             return await self._lifecycle.remake(handle, snapshot)
 

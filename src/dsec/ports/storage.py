@@ -112,6 +112,10 @@ class Layers(ABC):
         del source
 
     @abstractmethod
+    def find(self, sandbox: SandboxId) -> Path:
+        """The layer that it has, as ``create`` told it.  Raises: NotFound."""
+
+    @abstractmethod
     async def discard(self, sandbox: SandboxId) -> None:
         """Take it away at once; deleting goes on in the background. Absent is not an error.  Raises: CleanupFailed."""
 

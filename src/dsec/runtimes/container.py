@@ -12,7 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from dsec.errors import BadRequest, DsecError, IsolationUnavailable, RuntimeUnavailable, StoreDamaged
+from dsec.errors import (
+    BadRequest,
+    DsecError,
+    IsolationUnavailable,
+    NotFound,
+    RuntimeUnavailable,
+    StoreDamaged,
+)
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import HOST_BASE, MIB, Flag, Level, SandboxSpec, Volume
 from dsec.ports.runtime import OnEnded, Plan
@@ -80,6 +87,7 @@ class ContainerRuntime(SpawnedRuntime):
             )
         super().__init__(config, hierarchies, on_ended, layers.used)
         able = _FLAGS | flags(hierarchies)
+        able |= {Flag.HIBERNATE}
         self.flags = base_flags(able | {Flag.SCRATCH, Flag.SNAPSHOTS} if Flag.PAUSE in able else able)
         self._images = images
         self._layers = layers
@@ -175,6 +183,8 @@ class ContainerRuntime(SpawnedRuntime):
             self._layers.rehearse(plan.files_of)
 
     async def _writable(self, plan: Plan) -> Path:
+        if plan.parked:
+            return self._layers.find(plan.id)
         if plan.files_of is None:
             return await self._layers.create(plan.id, plan.limits.disk_mib)
         if plan.files_of not in self._all:  # a snapshot: nothing writes to it
@@ -241,13 +251,24 @@ class ContainerRuntime(SpawnedRuntime):
         listed = (one for one in await self._spawner.list() if one.id == sandbox)
         return next(((one.created.pid, one.created.slot) for one in listed), None)
 
-    async def _discard(self, sandbox: SandboxId) -> None:
+    def keeps(self, sandbox: SandboxId) -> bool:
+        """See :class:`~dsec.ports.runtime.Runtime`."""
+        try:
+            self._layers.find(sandbox)
+        except NotFound:
+            return False
+        return True
+
+    async def _set_down(self, sandbox: SandboxId) -> None:
         self._dialer.forget(sandbox)
+        with contextlib.suppress(DsecError):  # then the next one does it
+            await self._mounted.release(sandbox)
+
+    async def _discard(self, sandbox: SandboxId) -> None:
         try:
             await self._layers.discard(sandbox)
         finally:
-            with contextlib.suppress(DsecError):  # then the next one does it
-                await self._mounted.release(sandbox)
+            await self._set_down(sandbox)
 
     async def close(self) -> None:
         """See :class:`SpawnedRuntime`; the writable layers are closed by whoever opened them."""

@@ -125,7 +125,7 @@ class SpawnedRuntime(Runtime):
             created = await self._create(plan)
         except BaseException:
             # Not "on failure", but always: a cancelled create may have succeeded behind our back.
-            cleanup = asyncio.ensure_future(self.destroy(plan.id))
+            cleanup = asyncio.ensure_future((self.park if plan.parked else self.destroy)(plan.id))
             with contextlib.suppress(DsecError):
                 await asyncio.shield(cleanup)
             raise
@@ -151,8 +151,24 @@ class SpawnedRuntime(Runtime):
         with contextlib.suppress(RuntimeUnavailable):
             self._early[sandbox] = guest.reach(self._sockets.path(sandbox))
 
+    async def _set_down(self, sandbox: SandboxId) -> None:
+        """Take away what ``_request`` made, but for its files. Absent is no error."""
+        del sandbox
+
     async def destroy(self, sandbox: SandboxId) -> None:
         """See :class:`Runtime`."""
+        await self._end(sandbox)
+        await self._discard(sandbox)
+
+    async def park(self, sandbox: SandboxId) -> None:
+        """See :class:`Runtime`."""
+        if Flag.HIBERNATE not in self.flags:
+            await super().park(sandbox)  # refuses
+        await self._end(sandbox)
+        await self._set_down(sandbox)
+
+    async def _end(self, sandbox: SandboxId) -> None:
+        """End every process of it, and its mounts.  Raises: CleanupFailed."""
         early = self._early.pop(sandbox, None)
         if early is not None:
             await early.close()
@@ -162,7 +178,6 @@ class SpawnedRuntime(Runtime):
             raise CleanupFailed(f"sandbox {sandbox} could not be ended: {error.message}") from error
         self._all.pop(sandbox, None)
         self._sockets.remove(sandbox)
-        await self._discard(sandbox)
 
     async def list(self) -> tuple[Running, ...]:
         """See :class:`Runtime`."""
@@ -257,8 +272,9 @@ class SpawnedRuntime(Runtime):
         left = await asyncio.to_thread(self._traces)
         if left:
             running = {one.id for one in await self._spawner.list()}
+            keep = Flag.HIBERNATE in self.flags  # whose the files are, they know who know the records
             for sandbox in left - running:
-                await self.destroy(sandbox)
+                await (self.park if keep else self.destroy)(sandbox)
 
     def _traces(self) -> set[SandboxId]:
         """Of whom there is anything on disk. Blocking."""

@@ -170,6 +170,10 @@ class BtrfsLayers(Layers):
             self._end(self._claims.pop(sandbox, claim))
             raise
 
+    def find(self, sandbox: SandboxId) -> Path:
+        """See :class:`~dsec.ports.storage.Layers`."""
+        return Path(self._origin(sandbox))
+
     def rehearse(self, source: SandboxId | SnapshotId) -> None:
         """See :class:`~dsec.ports.storage.Layers`."""
         if source.startswith(SNAPSHOT):

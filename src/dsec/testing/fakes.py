@@ -45,7 +45,7 @@ from dsec.model.journal import Draft, Finding, Phase, Record
 from dsec.model.paging import PAGE, Page, check_limit, check_place
 from dsec.model.sandbox import Flag, Level, Metrics, SandboxInfo, State
 from dsec.ports.guest import Guest, GuestExec, GuestFiles
-from dsec.ports.journal import Journal, Receipt, Sandboxes, check_many
+from dsec.ports.journal import Journal, Receipt, Sandboxes, Standing, check_many
 from dsec.ports.runtime import Ended, OnEnded, Plan, Running, Runtime
 from dsec.ports.trees import Trees
 
@@ -206,6 +206,10 @@ class MemoryStore(Journal, Sandboxes):
         rows = [row for row in self._rows.values() if row.state.value in ("hibernated", "cold")]
         due = sorted((row for row in rows if 0 < row.expires_at < before), key=lambda row: row.expires_at)
         return tuple(due[:limit])
+
+    async def standing(self) -> frozenset[Standing]:
+        specs = [row.spec for row in self._rows.values() if row.state is not State.GONE]
+        return frozenset(Standing(spec.level, spec.base_digest, spec.layers) for spec in specs)
 
     async def prune(self, keep: int = 10_000) -> int:
         ended = [row for row in self._rows.values() if row.state in (State.GONE, State.FAILED)]
@@ -637,6 +641,7 @@ class FakeRuntime(Runtime):
     Attributes:
         broken: ``create`` raises RuntimeUnavailable. undead: ``destroy`` of these raises CleanupFailed.
         stuck: ``create`` waits until it is set (None = does not wait). unfreezable: ``freeze`` raises.
+        parked: files of those that do not run.
         created, destroyed: calls so far.
     """
 
@@ -649,7 +654,7 @@ class FakeRuntime(Runtime):
         on_ended: OnEnded | None = None,
     ) -> None:
         self.level = level
-        some = {Flag.USERS, Flag.PAUSE, Flag.PTY, Flag.MEMORY_LIMIT, Flag.PID_NAMESPACE}
+        some = {Flag.USERS, Flag.PAUSE, Flag.PTY, Flag.MEMORY_LIMIT, Flag.PID_NAMESPACE, Flag.HIBERNATE}
         self.flags = frozenset(some) if flags is None else flags
         self.script = script
         self.on_ended = on_ended
@@ -659,6 +664,7 @@ class FakeRuntime(Runtime):
         self.undead: set[SandboxId] = set()
         self.stuck: asyncio.Event | None = None
         self.deadlines: dict[SandboxId, float] = {}
+        self.parked: dict[SandboxId, dict[str, bytes | None]] = {}
         self.created = 0
         self.destroyed = 0
 
@@ -668,7 +674,9 @@ class FakeRuntime(Runtime):
             await self.stuck.wait()
         if self.broken:
             raise RuntimeUnavailable("it was ordered to fail")
-        self.sandboxes[plan.id] = FakeSandbox(plan, pid=1000 + self.created)
+        self.sandboxes[plan.id] = made = FakeSandbox(plan, pid=1000 + self.created)
+        if plan.parked:
+            made.files = self.parked.pop(plan.id)
         self.deadlines[plan.id] = plan.deadline
         return Running(id=plan.id, pid=1000 + self.created, started=self.created)
 
@@ -678,8 +686,21 @@ class FakeRuntime(Runtime):
             raise CleanupFailed(f"{sandbox} was ordered not to go")
         found = self.sandboxes.pop(sandbox, None)
         self.deadlines.pop(sandbox, None)
+        self.parked.pop(sandbox, None)
         if found is not None:
             await found.end()
+
+    async def park(self, sandbox: SandboxId) -> None:
+        if sandbox in self.undead:
+            raise CleanupFailed(f"{sandbox} was ordered not to go")
+        found = self.sandboxes.pop(sandbox, None)
+        self.deadlines.pop(sandbox, None)
+        if found is not None:
+            self.parked[sandbox] = found.files
+            await found.end()
+
+    def keeps(self, sandbox: SandboxId) -> bool:
+        return sandbox in self.sandboxes or sandbox in self.parked
 
     async def list(self) -> tuple[Running, ...]:
         return tuple(

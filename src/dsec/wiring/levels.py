@@ -17,9 +17,9 @@ from dsec.errors import (
 )
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Flag, Level, Metrics
-from dsec.node.lifecycle import plan_for
 from dsec.node.pool import Pool
 from dsec.node.ready import ReadyRuntime
+from dsec.node.steps import plan_for
 from dsec.ports.guest import Guest
 from dsec.ports.runtime import OnEnded, Plan, Running, Runtime
 from dsec.ports.storage import Images
@@ -44,12 +44,18 @@ class Refused(Runtime):
         self._reason = reason
 
     async def create(self, plan: Plan) -> Running:
+        raise self._refusal(plan) from self._reason
+
+    async def rehearse(self, plan: Plan) -> None:
+        raise self._refusal(plan) from self._reason
+
+    def _refusal(self, plan: Plan) -> DsecError:
         if isinstance(self._reason, StorageFull):
-            raise StorageFull(self._reason.message, hint=self._reason.hint) from self._reason
-        raise IsolationUnavailable(
+            return StorageFull(self._reason.message, hint=self._reason.hint)
+        return IsolationUnavailable(
             f"level {plan.level.value!r} is not available here: {self._reason.message}",
             hint=self._reason.hint,
-        ) from self._reason
+        )
 
     async def destroy(self, sandbox: SandboxId) -> None:
         del sandbox

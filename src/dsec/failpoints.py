@@ -1,0 +1,100 @@
+"""Places at which a test may end this process as if by `kill -9`: before and after every step that others may rely on.
+
+``$DSEC_FAILPOINT=NAME`` ends it when the place is reached, ``NAME:3`` when it is reached for the third time. Unset, a place costs a look at a value.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import cache
+from itertools import count
+from typing import Final
+
+VARIABLE: Final = "DSEC_FAILPOINT"
+
+NAMES: Final = (
+    "create.begin",  # nothing is recorded
+    "create.recorded",  # the intent is recorded, and nothing is made
+    "create.made",  # it runs, and that is not recorded
+    "create.done",  # recorded, and not acknowledged
+    "destroy.begin",
+    "destroy.recorded",
+    "destroy.removed",
+    "destroy.done",
+    "pause.begin",
+    "pause.recorded",
+    "pause.frozen",
+    "pause.done",
+    "resume.begin",
+    "resume.recorded",
+    "resume.thawed",
+    "resume.done",
+    "snapshot.begin",
+    "snapshot.recorded",
+    "snapshot.taken",
+    "snapshot.secured",
+    "snapshot.done",
+    "fork.begin",
+    "fork.recorded",
+    "fork.copied",
+    "fork.made",
+    "fork.done",
+    "rollback.begin",
+    "rollback.recorded",
+    "rollback.ended",  # its processes and files are gone
+    "rollback.made",
+    "rollback.done",
+    "exec.begin",
+    "exec.recorded",  # the intent is recorded, and init does not know it
+    "exec.started",  # init has it
+    "exec.ended",  # its outcome is known, and not recorded
+    "exec.done",
+    "upload.begin",
+    "upload.recorded",
+    "upload.written",  # the files are there, and that is not recorded
+    "upload.done",
+    "journal.begin",  # of an append: the transaction has not begun
+    "journal.written",  # and not committed
+    "journal.committed",
+    "wake.begin",
+    "wake.recorded",
+    "wake.made",
+    "wake.done",
+    "hibernate.begin",
+    "hibernate.recorded",
+    "hibernate.parked",
+    "hibernate.done",
+)
+"""All of them."""
+
+
+class _Armed:
+    """The place that is to be the last one, and how often it must be reached."""
+
+    def __init__(self, name: str, times: int) -> None:
+        self.name = name
+        self._times = times
+        self._reached = count(1)
+
+    def hit(self) -> None:
+        if next(self._reached) >= self._times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@cache
+def _armed() -> _Armed | None:
+    """What the environment says, read once."""
+    name, _, times = os.environ.get(VARIABLE, "").partition(":")
+    if not name:
+        return None
+    if name not in NAMES:
+        raise ValueError(f"${VARIABLE}: there is no failpoint {name!r}")
+    return _Armed(name, int(times or 1))
+
+
+def reach(name: str) -> None:
+    """This place is reached: nothing happens, unless a test wants the process to end here."""
+    armed = _armed()
+    if armed is not None and armed.name == name:
+        armed.hit()
