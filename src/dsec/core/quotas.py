@@ -44,6 +44,10 @@ class Holding:
     def __bool__(self) -> bool:
         return self != NOTHING
 
+    def covers(self, other: Holding) -> bool:
+        """Whether it is at least as much of everything."""
+        return all(getattr(self, name) >= getattr(other, name) for name in NAMES)
+
     @property
     def growth(self) -> Holding:
         """Of a change, what becomes more."""
@@ -102,8 +106,16 @@ def bound(quota: Quota, name: str) -> int:
     return quota.journal_mib * BYTES_PER_MIB if name == "journal" else getattr(quota, name)
 
 
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """What a project may still come to hold without being asked again. ``left`` shrinks as that is used, and is nothing in the end."""
+
+    project: str
+    left: Holding
+
+
 class Ledger:
-    """What projects hold, in memory.
+    """What projects hold, and what is reserved for what is being made for them, in memory.
 
     Args:
         quota: of a project, as it stands now.
@@ -112,13 +124,18 @@ class Ledger:
     def __init__(self, quota: Callable[[str], Quota]) -> None:
         self._quota = quota
         self._held: dict[str, Holding] = {}
+        self._reserved: dict[str, Holding] = {}
 
     def held(self, project: str) -> Holding:
-        """By one project."""
+        """By one project; without what is reserved."""
         return self._held.get(project, NOTHING)
 
+    def reserved(self, project: str) -> Holding:
+        """For one project."""
+        return self._reserved.get(project, NOTHING)
+
     def all(self) -> Mapping[str, Holding]:
-        """By every project that holds anything."""
+        """What is held, by every project that holds anything."""
         return dict(self._held)
 
     def check(self, project: str, change: Holding) -> None:
@@ -127,24 +144,52 @@ class Ledger:
         Raises:
             OverQuota: ``facts`` holds ``quota`` (its name), ``used`` and ``limit``, in the quota's unit.
         """
-        quota, now = self._quota(project), self.held(project)
+        quota, now = self._quota(project), self.held(project) + self.reserved(project)
         for name in NAMES:
             more, most = getattr(change, name), bound(quota, name)
             if more > 0 and 0 < most < getattr(now, name) + more:
                 raise _over(project, name, getattr(now, name), more, most)
 
-    def take(self, project: str, change: Holding) -> None:
-        """Check, and hold it from now on.  Raises: OverQuota: nothing was changed."""
-        self.check(project, change)
-        self.put(project, change)
-
     def put(self, project: str, change: Holding) -> None:
         """A change that is a fact, whatever the quota is."""
-        now = self.held(project) + change
-        if now:
-            self._held[project] = now
-        else:
-            self._held.pop(project, None)
+        _add(self._held, project, change)
+
+    def reserve(self, project: str, change: Holding) -> Reservation:
+        """Check, and keep room for it.  Raises: OverQuota: nothing was changed."""
+        growth = change.growth
+        self.check(project, growth)
+        _add(self._reserved, project, growth)
+        return Reservation(project, growth)
+
+    def use(self, reservation: Reservation | None, project: str, change: Holding) -> Reservation:
+        """Room for one change out of a larger reservation, or anew where that has none left for it.
+
+        Raises:
+            OverQuota: nothing was changed.
+        """
+        growth = change.growth
+        if reservation is None or reservation.project != project or not reservation.left.covers(growth):
+            return self.reserve(project, growth)
+        reservation.left -= growth
+        return Reservation(project, growth)
+
+    def release(self, reservation: Reservation) -> None:
+        """What is left of it is for others. Twice is once."""
+        left, reservation.left = reservation.left, NOTHING
+        _add(self._reserved, reservation.project, left * -1)
+
+    def settle(self, reservation: Reservation, change: Holding) -> None:
+        """It was made: what was reserved for it is held."""
+        self.release(reservation)
+        self.put(reservation.project, change)
+
+
+def _add(numbers: dict[str, Holding], project: str, change: Holding) -> None:
+    now = numbers.get(project, NOTHING) + change
+    if now:
+        numbers[project] = now
+    else:
+        numbers.pop(project, None)
 
 
 def _over(project: str, name: str, used: int, more: int, most: int) -> OverQuota:

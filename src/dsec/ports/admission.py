@@ -27,7 +27,7 @@ class Admission(ABC):
     ) -> AbstractAsyncContextManager[None]:
         """Wait for one's turn among all projects, and have it. Whoever is cancelled while he waits leaves the queue.
 
-        Turns are not taken within turns: that would wait for itself.
+        Within a turn another one needs no place of its own.
 
         Args:
             spec: of what is made. count: how many of that. seen: what is woken is in that state, None = it is new.

@@ -30,6 +30,7 @@ from dsec.model.pool import PoolInfo
 from dsec.model.sandbox import Metrics, Problem, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
 from dsec.model.volumes import VolumeInfo
+from dsec.ports.admission import Admission, Always
 from dsec.ports.storage import Fill
 from dsec.ports.tenants import NoTenants, TenantService
 
@@ -555,4 +556,5 @@ class Services:
     ports: PortService
     pool: PoolService
     close: Callable[[], Awaitable[None]]
+    admission: Admission = field(default_factory=Always)
     tenants: TenantService = field(default_factory=NoTenants)

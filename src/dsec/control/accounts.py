@@ -1,0 +1,100 @@
+"""Quotas, kept where every sandbox and volume comes and goes: at their records.
+
+However a sandbox is made, woken, put to rest or ended (asked for, by a deadline, by its death, by the reconciler), its recorded state
+changes, once, and with it what its project holds. What may be refused is checked and reserved in memory before it is recorded; the
+records have one owner, so nobody else counts meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from dsec.core.quotas import NOTHING, Holding, Ledger, Reservation, held
+from dsec.model.ids import SandboxId
+from dsec.model.sandbox import SandboxSpec, State
+
+ACTIVE: Final = (State.PENDING, State.RUNNING, State.PAUSED, State.STOPPING)
+
+Ended = Callable[[SandboxSpec], None]
+
+
+class Accounts:
+    """What projects hold, as their records say.
+
+    Attributes:
+        enforcing: False until the engine is open: what it finds when it comes back is so, whatever the quotas are.
+        active: the project of every sandbox that is neither dormant nor ended.
+        ended: told of every sandbox that is no longer active.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.enforcing = False
+        self.active: dict[SandboxId, str] = {}
+        self.ended: Ended = _nobody
+        self._stopping: dict[
+            SandboxId, Holding
+        ] = {}  # what it held when its end began, until that is complete
+        self._around: ContextVar[Reservation | None] = ContextVar("dsec.reservation", default=None)
+
+    # Before
+
+    @contextmanager
+    def reserved(self, project: str, change: Holding) -> Iterator[None]:
+        """Room for what is made within, also by tasks that are started within.  Raises: OverQuota."""
+        reservation = self.ledger.reserve(project, change)
+        token = self._around.set(reservation)
+        try:
+            yield
+        finally:
+            self._around.reset(token)
+            self.ledger.release(reservation)
+
+    def room(self, project: str, change: Holding) -> Reservation:
+        """For one change, out of what was reserved around it, or anew.  Raises: OverQuota."""
+        if not self.enforcing:
+            return Reservation(project, NOTHING)
+        return self.ledger.use(self._around.get(), project, change)
+
+    # After
+
+    def change(self, sandbox: SandboxId, spec: SandboxSpec, seen: State | None, to: State) -> Holding:
+        """Of a step. What is being destroyed holds what it held, until it is gone."""
+        before = self._before(sandbox, spec, seen)
+        return NOTHING if to is State.STOPPING else held(to, spec) - before
+
+    def _before(self, sandbox: SandboxId, spec: SandboxSpec, seen: State | None) -> Holding:
+        if seen is None:
+            return NOTHING
+        now = held(seen, spec)
+        return self._stopping.get(sandbox, now) if seen is State.STOPPING else now
+
+    def moved(
+        self,
+        sandbox: SandboxId,
+        spec: SandboxSpec,
+        seen: State | None,
+        to: State,
+        room: Reservation | None = None,
+    ) -> None:
+        """It was recorded."""
+        change = self.change(sandbox, spec, seen, to)
+        if to is State.STOPPING:
+            self._stopping[sandbox] = self._before(sandbox, spec, seen)
+        else:
+            self._stopping.pop(sandbox, None)
+        if room is None:
+            self.ledger.put(spec.project, change)
+        else:
+            self.ledger.settle(room, change)
+        if to in ACTIVE:
+            self.active[sandbox] = spec.project
+        elif self.active.pop(sandbox, None) is not None:
+            self.ended(spec)
+
+
+def _nobody(_: SandboxSpec) -> None:
+    """Nobody need know."""
