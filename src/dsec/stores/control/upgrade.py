@@ -5,6 +5,7 @@ All in one transaction: whoever is killed in it has changed nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -65,7 +66,9 @@ def _written(connection: Connection) -> str:
         connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
     if VERSIONS not in inspect(connection).get_table_names():
         return ""
-    rows = connection.execute(select(column("version_num")).select_from(table(VERSIONS))).scalars().all()
+    rows: Sequence[str] = (
+        connection.execute(select(column("version_num")).select_from(table(VERSIONS))).scalars().all()
+    )
     if len(rows) != 1:
         raise StoreDamaged(f"{WHAT} has {len(rows)} versions", hint=_HINT)
     return str(rows[0])
