@@ -61,7 +61,15 @@ def test_values_are_checked_as_when_they_are_made() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"\xff", b'"\\ud800', b'{"path":"\\udcff","kind":NaN}', b"[" * 100_000, b'["\\udcff"' + b"," * 5],
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b'"\\ud800',
+        b'{"path":"\\udcff","kind":NaN}',
+        b"[" * 100_000,
+        b'["\\udcff"' + b"," * 5,
+    ],
 )
 def test_what_is_no_json_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(BadRequest, match="body"):

@@ -32,7 +32,7 @@ _DIR_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class _Filter:
+class Filter:
     """Checks the pieces of a tree and leaves out what may not be taken; what passes is safe to make, in order."""
 
     def __init__(self, bounds: ArchiveBounds, report: Transfer) -> None:
@@ -137,7 +137,7 @@ async def download_tar(
     Raises:
         TooLarge: the tree passes a bound (the archive has no end then). Whatever ``pieces`` raises.
     """
-    chosen = _Filter(bounds or ArchiveBounds(), report)
+    chosen = Filter(bounds or ArchiveBounds(), report)
     maker = _TarMaker(report)
     async for piece in pieces:
         if not chosen.passes(piece):
@@ -152,7 +152,7 @@ async def download_tar(
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-class _Maker:
+class Maker:
     """Makes a tree below one local directory; blocking, for threads.
 
     Each directory is opened from the one above it without following symlinks, and every file is made new: nothing that
@@ -261,9 +261,9 @@ async def download_directory(
         Conflict: something is in the way. TooLarge. StorageFull, Denied, BadRequest: the destination.
     """
     report = Transfer()
-    chosen = _Filter(bounds or ArchiveBounds(), report)
+    chosen = Filter(bounds or ArchiveBounds(), report)
     with local_problem("destination"):
-        maker = await asyncio.to_thread(_Maker, target, report)
+        maker = await asyncio.to_thread(Maker, target, report)
     held: list[TreePiece] = []
     size = 0
     try:

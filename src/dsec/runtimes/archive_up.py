@@ -47,7 +47,7 @@ _FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Item:
+class Item:
     """One entry on the way up. ``file`` is read for a regular file, then closed by whoever took the item."""
 
     op: BatchOp
@@ -68,32 +68,32 @@ def _clamp(mtime: float) -> int:
     return max(0, min(int(mtime * 1_000_000_000), 2**62)) if mtime == mtime else 0
 
 
-def _tar_item(tar: tarfile.TarFile, member: tarfile.TarInfo) -> _Item:
+def _tar_item(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Item:
     """Raises: ArchiveRefused: a name that leads out, a device, or a kind that is not known."""
     name = safe_name(member.name)
     mtime = _clamp(float(member.mtime))
     if member.isdir():
-        return _Item(op=_op(BatchKind.DIRECTORY, name, member.mode, mtime), name=name)
+        return Item(op=_op(BatchKind.DIRECTORY, name, member.mode, mtime), name=name)
     if not name:
         raise ArchiveRefused("the root of the archive is not a directory", entry=member.name)
     if member.issym():
         check_link(name, member.linkname)
         target = os.fsencode(member.linkname)
-        return _Item(op=_op(BatchKind.SYMLINK, name, MODE_BITS, mtime, target), name=name)
+        return Item(op=_op(BatchKind.SYMLINK, name, MODE_BITS, mtime, target), name=name)
     if member.islnk():
         target = os.fsencode(safe_name(member.linkname))
-        return _Item(op=_op(BatchKind.HARD_LINK, name, member.mode, mtime, target), name=name)
+        return Item(op=_op(BatchKind.HARD_LINK, name, member.mode, mtime, target), name=name)
     if not member.isreg():
         raise ArchiveRefused(f"entry {name!r} is a device, FIFO or other special file", entry=name)
     op = _op(BatchKind.FILE, name, member.mode, mtime)
-    return _Item(op=op, name=name, size=member.size, file=tar.extractfile(member))
+    return Item(op=op, name=name, size=member.size, file=tar.extractfile(member))
 
 
 class _Member(tarfile.TarInfo):
     """A member whose headers cannot be made to fill the memory. (The two hooks are those that ``tarfile`` itself
     calls for each kind of header; a test notices when a Python no longer calls them.)"""
 
-    def _proc_member(self, tar: _Tar) -> tarfile.TarInfo:
+    def _proc_member(self, tar: CheckedTar) -> tarfile.TarInfo:
         if self.type == tarfile.GNUTYPE_SPARSE:
             raise ArchiveRefused(f"entry {self.name[:200]!r} is sparse", entry=self.name)
         if self.type in _HEADER_TYPES:
@@ -106,17 +106,17 @@ class _Member(tarfile.TarInfo):
         raise ArchiveRefused(f"entry {self.name[:200]!r} is sparse", entry=self.name)
 
 
-class _Tar(tarfile.TarFile):
+class CheckedTar(tarfile.TarFile):
     """A tar archive of checked members."""
 
     tarinfo = _Member
     global_bytes = 0
 
 
-def _tar_items(stream: IO[bytes]) -> Iterator[_Item]:
+def _tar_items(stream: IO[bytes]) -> Iterator[Item]:
     """Raises: ArchiveRefused: also for what is not a tar archive."""
     try:
-        with _Tar.open(fileobj=stream, mode="r|*", errorlevel=2, errors="surrogateescape") as tar:
+        with CheckedTar.open(fileobj=stream, mode="r|*", errorlevel=2, errors="surrogateescape") as tar:
             known: set[str] = set()
             for member in tar:
                 item = _tar_item(tar, member)
@@ -131,7 +131,7 @@ def _tar_items(stream: IO[bytes]) -> Iterator[_Item]:
         raise ArchiveRefused(f"the archive cannot be read: {wrong}") from wrong
 
 
-def _parents(name: str, known: set[str]) -> Iterator[_Item]:
+def _parents(name: str, known: set[str]) -> Iterator[Item]:
     """Directories that an archive does not name, made where there are none; those that exist stay as they are."""
     parts = name.split("/")[:-1]
     for depth in range(1, len(parts) + 1):
@@ -140,10 +140,10 @@ def _parents(name: str, known: set[str]) -> Iterator[_Item]:
             if len(known) < _KNOWN_PARENTS:
                 known.add(path)
             op = BatchOp(BatchKind.DIRECTORY, os.fsencode(path), 0o755, KEEP_TIME)
-            yield _Item(op=op, name=path)
+            yield Item(op=op, name=path)
 
 
-def _local_items(root: Path, report: Transfer) -> Iterator[_Item]:
+def local_items(root: Path, report: Transfer) -> Iterator[Item]:
     """What is below ``root``, parents first, never through a symlink; special files are reported and left out."""
     top = str(root)
     for folder, folders, files, fd in os.fwalk(top, onerror=_raise, follow_symlinks=False):
@@ -159,13 +159,13 @@ def _raise(wrong: OSError) -> None:
     raise wrong
 
 
-def _local_item(fd: int, name: str, path: str, report: Transfer) -> _Item | None:
+def _local_item(fd: int, name: str, path: str, report: Transfer) -> Item | None:
     info = os.lstat(name, dir_fd=fd)
     if stat.S_ISDIR(info.st_mode):
-        return _Item(op=_op(BatchKind.DIRECTORY, path, info.st_mode, info.st_mtime_ns), name=path)
+        return Item(op=_op(BatchKind.DIRECTORY, path, info.st_mode, info.st_mtime_ns), name=path)
     if stat.S_ISLNK(info.st_mode):
         target = os.fsencode(os.readlink(name, dir_fd=fd))
-        return _Item(op=_op(BatchKind.SYMLINK, path, MODE_BITS, info.st_mtime_ns, target), name=path)
+        return Item(op=_op(BatchKind.SYMLINK, path, MODE_BITS, info.st_mtime_ns, target), name=path)
     if not stat.S_ISREG(info.st_mode):
         report.skip(path, "special file")
         return None
@@ -176,7 +176,7 @@ def _local_item(fd: int, name: str, path: str, report: Transfer) -> _Item | None
         report.skip(path, "special file")
         return None
     op = _op(BatchKind.FILE, path, opened.st_mode, opened.st_mtime_ns)
-    return _Item(op=op, name=path, size=opened.st_size, file=file)
+    return Item(op=op, name=path, size=opened.st_size, file=file)
 
 
 # --- up ----------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def _local_item(fd: int, name: str, path: str, report: Transfer) -> _Item | None
 class _Groups:
     """Cuts a source into batches and large files; every method blocks and runs in a thread."""
 
-    def __init__(self, items: Iterator[_Item], bounds: ArchiveBounds, report: Transfer) -> None:
+    def __init__(self, items: Iterator[Item], bounds: ArchiveBounds, report: Transfer) -> None:
         self._items = items
         self._bounds = bounds
         self._report = report
@@ -193,7 +193,7 @@ class _Groups:
         self._file: IO[bytes] | None = None
         self.folders: list[BatchOp] = []
 
-    def next(self) -> tuple[tuple[BatchOp, ...], _Item | None, bool]:
+    def next(self) -> tuple[tuple[BatchOp, ...], Item | None, bool]:
         """Steps for one batch, then perhaps a large file, and whether that was all.
 
         Raises:
@@ -215,7 +215,7 @@ class _Groups:
                     return tuple(ops), None, False
             return tuple(ops), None, True
 
-    def _whole(self, item: _Item) -> BatchOp | None:
+    def _whole(self, item: Item) -> BatchOp | None:
         """The step with its content; None for the root, whose mode is not the archive's to say."""
         op = item.op
         if op.kind is BatchKind.DIRECTORY:
@@ -270,13 +270,13 @@ async def upload_directory(
         BadRequest, Denied: the source cannot be read. TooLarge. FileProblem and the like: as init says.
     """
     report = Transfer()
-    await _upload(files, _local_items(source, report), root, who, bounds or ArchiveBounds(), report)
+    await _upload(files, local_items(source, report), root, who, bounds or ArchiveBounds(), report)
     return report
 
 
 async def _upload(
     files: GuestFiles,
-    items: Iterator[_Item],
+    items: Iterator[Item],
     root: str,
     who: Identity,
     bounds: ArchiveBounds,
@@ -298,7 +298,7 @@ async def _upload(
         asyncio.get_running_loop().run_in_executor(None, groups.close)
 
 
-async def _upload_large(files: GuestFiles, groups: _Groups, item: _Item, root: str, who: Identity) -> None:
+async def _upload_large(files: GuestFiles, groups: _Groups, item: Item, root: str, who: Identity) -> None:
     async def content() -> AsyncIterator[bytes]:
         left = item.size  # a file that grows meanwhile is cut at the size that was counted
         while left > 0 and (data := await asyncio.to_thread(groups.piece)):

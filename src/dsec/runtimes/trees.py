@@ -27,12 +27,12 @@ class Archives(Trees):
             mode = (await asyncio.to_thread(local.stat)).st_mode
         if stat.S_ISREG(mode):
             options = WriteOptions(mode=mode & 0o777, parents=True, atomic=True)
-            entry = await files.write(path, _content(local), who=who, options=options)
+            entry = await files.write(path, content(local), who=who, options=options)
             return Transfer(entries=1, bytes=entry.size)
         if not stat.S_ISDIR(mode):
             raise BadRequest(f"source: {str(local)!r} is neither a file nor a directory")
         await files.apply(MakeDir(path, parents=True), who=who)
-        return _told(await archive_up.upload_directory(files, local, path, who=who))
+        return told(await archive_up.upload_directory(files, local, path, who=who))
 
     async def download(self, files: GuestFiles, path: str, local: Path, *, who: Identity) -> Transfer:
         """See :class:`Trees`. A directory's content goes below ``local``, which is made; a file becomes ``local``."""
@@ -41,7 +41,7 @@ class Archives(Trees):
             return await _one_file(files, path, local, who)
         with archives.local_problem("destination"):
             await asyncio.to_thread(local.mkdir, parents=True, exist_ok=True)
-        return _told(await archive_down.download_directory(files.tree(path, who=who), local))
+        return told(await archive_down.download_directory(files.tree(path, who=who), local))
 
     async def unpack(
         self, files: GuestFiles, archive: AsyncIterator[bytes], path: str, *, who: Identity
@@ -49,7 +49,7 @@ class Archives(Trees):
         """See :class:`Trees`; ``path`` is made."""
         await files.apply(MakeDir(path, parents=True), who=who)
         read_end, write_end = os.pipe()
-        feeding = asyncio.ensure_future(_feed(archive, write_end))
+        feeding = asyncio.ensure_future(feed(archive, write_end))
         try:
             with os.fdopen(read_end, "rb") as stream:
                 report = await archive_up.upload_tar(files, stream, path, who=who)
@@ -57,14 +57,15 @@ class Archives(Trees):
         finally:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-        return _told(report)
+        return told(report)
 
     def pack(self, files: GuestFiles, path: str, *, who: Identity) -> AsyncIterator[bytes]:
         """See :class:`Trees`."""
         return archive_down.download_tar(files.tree(path, who=who), archives.Transfer())
 
 
-def _told(report: archives.Transfer) -> Transfer:
+def told(report: archives.Transfer) -> Transfer:
+    """What was moved, as the port says it."""
     return Transfer(
         entries=report.entries,
         bytes=report.bytes,
@@ -73,7 +74,8 @@ def _told(report: archives.Transfer) -> Transfer:
     )
 
 
-async def _content(local: Path) -> AsyncIterator[bytes]:
+async def content(local: Path) -> AsyncIterator[bytes]:
+    """A file of this machine, in pieces."""
     with archives.local_problem("source"):
         file = await asyncio.to_thread(local.open, "rb", 0)
     try:
@@ -83,7 +85,7 @@ async def _content(local: Path) -> AsyncIterator[bytes]:
         await asyncio.to_thread(file.close)
 
 
-def _new_file(local: Path) -> tuple[IO[bytes], Path]:
+def new_file(local: Path) -> tuple[IO[bytes], Path]:
     """A new file beside the target, which replaces it when it is whole."""
     half = local.with_name(f".{local.name}.{os.urandom(6).hex()}")
     return os.fdopen(
@@ -92,14 +94,19 @@ def _new_file(local: Path) -> tuple[IO[bytes], Path]:
 
 
 async def _one_file(files: GuestFiles, path: str, local: Path, who: Identity) -> Transfer:
+    return Transfer(entries=1, bytes=await written(files.read(path, who=who), local))
+
+
+async def written(pieces: AsyncIterator[bytes], local: Path) -> int:
+    """Write a file, which is there when it is whole; how many bytes it has.  Raises: as :func:`archives.local_problem`. What ``pieces`` raises."""
     with archives.local_problem("destination"):
-        file, half = await asyncio.to_thread(_new_file, local)
+        file, half = await asyncio.to_thread(new_file, local)
     size = 0
     try:
-        async for data in files.read(path, who=who):
+        async for data in pieces:
             size += len(data)
             with archives.local_problem("destination"):
-                await asyncio.to_thread(_write_all, file, memoryview(data))
+                await asyncio.to_thread(write_all, file, memoryview(data))
         file.close()
         with archives.local_problem("destination"):
             await asyncio.to_thread(os.replace, half, local)
@@ -107,21 +114,22 @@ async def _one_file(files: GuestFiles, path: str, local: Path, who: Identity) ->
         file.close()
         half.unlink(missing_ok=True)
         raise
-    return Transfer(entries=1, bytes=size)
+    return size
 
 
-async def _feed(archive: AsyncIterator[bytes], write_end: int) -> None:
+async def feed(archive: AsyncIterator[bytes], write_end: int) -> None:
     """The archive into a pipe, which a thread unpacks; a reader that stopped ends it."""
     with os.fdopen(write_end, "wb", 0) as sink:
         async for data in archive:
             for piece in _pieces(data):
                 try:
-                    await asyncio.to_thread(_write_all, sink, piece)
+                    await asyncio.to_thread(write_all, sink, piece)
                 except BrokenPipeError:
                     return
 
 
-def _write_all(sink: IO[bytes], piece: memoryview) -> None:
+def write_all(sink: IO[bytes], piece: memoryview) -> None:
+    """All of it, however often the kernel takes a part."""
     while piece:
         piece = piece[sink.write(piece) :]
 
