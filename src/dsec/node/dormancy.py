@@ -116,7 +116,7 @@ class Dormancy:
         else:
             try:
                 self._check_due(handle)
-                async with self._turns:
+                async with self._kit.admission.turn(handle.info.spec, seen=state), self._turns:
                     await self._restore(handle)
             finally:
                 if handle.info.state in DORMANT and not handle.unparked:

@@ -31,6 +31,7 @@ from dsec.node.scratch import ScratchExecs
 from dsec.node.snapshots import Snapshotting
 from dsec.node.volumes import VolumeKeeping
 from dsec.node.work import Work
+from dsec.ports.admission import Admission, Always
 from dsec.ports.engine import ImageService, Services, SharingService, TemplateService, Workplace
 from dsec.ports.journal import Journal, Sandboxes, SnapshotRecords, VolumeRecords
 from dsec.ports.runtime import Ended, Runtime
@@ -52,6 +53,7 @@ class Engine:
         pool: of the ready sandboxes of these runtimes, where any are kept.
         durable: sandboxes outlive this engine, and :meth:`open` adopts those of an earlier one.
         retry: seconds before a failed clean-up is tried again, doubling.
+        admission: when sandboxes may be woken; None = at once.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Engine:
         durable: bool = False,
         clock: Clock | None = None,
         retry: float = FIRST_WAIT,
+        admission: Admission | None = None,
     ) -> None:
         self._durable = durable
         clock = clock or SystemClock()
@@ -84,6 +87,7 @@ class Engine:
             guests=guests,
             work=work,
             clock=clock,
+            admission=admission or Always(),
         )
         self.kit = kit
         self.janitor = Janitor(journal, work, clock, first_wait=retry)
