@@ -46,7 +46,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "doctor": ("machine", "Tell what this machine can isolate, and try it."),
     "gc": ("machine", "Remove what dead engines left and nothing needs any more."),
     "bench": ("machine", "Measure creating, executing and destroying here."),
-    "audit": ("records", "Verify and read the journal."),
+    "audit": ("records", "Verify, read and export the journal."),
 }
 """Name to module and summary, in the order of the help."""
 

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from dsec.cli import options as opt
+from dsec.cli.exporting import audit_export
 from dsec.cli.numbers import whole
 from dsec.cli.output import moment, plain, printable, put, put_json, put_json_line
 from dsec.cli.session import Signals, conduct, engine_home
@@ -21,8 +22,9 @@ from dsec.stores.retention import ENGINE
 from dsec.wiring import journal_reader, verify_journal
 
 app = typer.Typer()
-audit = typer.Typer(help="Verify and read the journal.", no_args_is_help=True)
+audit = typer.Typer(help="Verify, read and export the journal.", no_args_is_help=True)
 app.add_typer(audit, name="audit")
+audit.command("export")(audit_export)
 
 _PAGE: Final = 1000
 _POLL: Final = 0.25  # seconds
