@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from dsec.errors import StoreDamaged
+from dsec.errors import Conflict, StoreDamaged
 from dsec.model.sandbox import State
 from dsec.ports.journal import Journal, VolumeRecords
 from dsec.stores import schema
-from dsec.stores.journal import SqliteStore, verify_directory
+from dsec.stores.journal import SqliteStore
+from dsec.stores.parts import verify_directory
 from dsec.stores.reader import JournalReader
 from dsec.stores.volume_records import SqliteVolumes
-from dsec.testing.contracts.journal import note as plain_note
-from dsec.testing.contracts.journal import sandbox
 from dsec.testing.contracts.volumes import MOST, VolumesContract, note, volume
 from dsec.testing.fakes import MemoryStore
+from dsec.testing.journals import earlier
 from dsec.testing.volumes import MemoryVolumes
 
 pytestmark = pytest.mark.anyio
@@ -66,13 +66,12 @@ async def test_rows_are_there_after_opening_again(tmp_path: Path) -> None:
 
 async def second_version(home: Path) -> Path:
     """A journal as the version before volumes made it, with something in it."""
-    store = await opened(home)
-    info = sandbox()
-    await store.add(info, plain_note(info.id))
-    await store.close()
-    path = home / "state" / schema.DATABASE
-    await edited(path, "DROP TABLE volume", "PRAGMA user_version = 2")
-    return path
+    return await to_thread.run_sync(earlier, home, 2)
+
+
+def version_of(home: Path) -> object:
+    with closing(sqlite3.connect(home / "state" / schema.DATABASE)) as db:
+        return db.execute("PRAGMA user_version").fetchone()[0]
 
 
 async def edited(path: Path, *statements: str) -> None:
@@ -89,20 +88,26 @@ def looked_at(home: Path) -> tuple[int, object]:
     with JournalReader(home / "state") as reader:
         found = len(reader.sandboxes(list(State)))
     assert verify_directory(home / "state", key=home / "journal.key") == ()
-    with closing(sqlite3.connect(home / "state" / schema.DATABASE)) as db:
-        return found, db.execute("PRAGMA user_version").fetchone()[0]
+    return found, version_of(home)
 
 
 async def test_a_journal_of_the_version_before_is_made_one_of_this(tmp_path: Path) -> None:
-    await second_version(tmp_path)
-    assert await to_thread.run_sync(looked_at, tmp_path) == (1, 2), "it is read as it is"
+    path = await second_version(tmp_path)
+    before = await to_thread.run_sync(path.read_bytes)
+    assert (
+        await to_thread.run_sync(lambda: verify_directory(tmp_path / "state", key=tmp_path / "journal.key"))
+        == ()
+    )
+    with pytest.raises(Conflict, match="version 2"):
+        await to_thread.run_sync(JournalReader, tmp_path / "state")
+    assert await to_thread.run_sync(path.read_bytes) == before, "it is read as it is"
     store = await opened(tmp_path)
     assert await store.volumes.all() == ()
     await store.volumes.keep(volume(), note())
-    assert len(await store.list()) == 1
+    assert len(await store.list()) == 2
     assert await store.verify() == ()
     await store.close()
-    assert await to_thread.run_sync(looked_at, tmp_path) == (1, schema.VERSION)
+    assert await to_thread.run_sync(looked_at, tmp_path) == (2, schema.VERSION)
 
 
 async def test_an_earlier_version_with_other_tables_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ import pytest
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Finding, Phase
 from dsec.model.sandbox import State
-from dsec.stores.journal import SqliteStore, verify_directory
+from dsec.stores.journal import SqliteStore
+from dsec.stores.parts import verify_directory
 from dsec.testing.contracts.journal import note
 
 pytestmark = pytest.mark.anyio

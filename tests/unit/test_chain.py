@@ -20,7 +20,8 @@ from dsec.model.ids import new_sandbox_id
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import Flag, Level, Limits, SandboxInfo, SandboxSpec, State, Volume
 from dsec.stores.chain import GENESIS, MAX_PAYLOAD, decode, encode, link, link_fields, prepare
-from dsec.stores.journal import SqliteStore, verify_directory
+from dsec.stores.journal import SqliteStore
+from dsec.stores.parts import verify_directory
 from dsec.stores.sandbox_codec import from_row, spec_from_json, spec_to_json, to_row
 
 SLOW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -10,11 +10,11 @@ from dsec.errors import BadRequest, TooLarge
 from dsec.model.ids import SandboxId, SnapshotId
 from dsec.model.journal import Draft, Finding, Record
 from dsec.model.paging import PAGE, Page
-from dsec.model.sandbox import SandboxInfo, State
+from dsec.model.sandbox import Level, SandboxInfo, State
 from dsec.model.snapshots import SnapshotInfo
 from dsec.model.volumes import VolumeInfo
 
-MOST_AT_ONCE: Final = 10_000
+MOST_AT_ONCE: Final = 1000
 """Sandboxes that :meth:`Sandboxes.add_many` takes."""
 
 
@@ -24,6 +24,14 @@ class Receipt(NamedTuple):
     seq: int
     at: float
     digest: str
+
+
+class Standing(NamedTuple):
+    """Images on which sandboxes stand: of which level, the digest of the base ("" = not known), and those of the layers over it."""
+
+    level: Level
+    base_digest: str
+    layers: tuple[str, ...]
 
 
 class Journal(ABC):
@@ -116,6 +124,10 @@ class Sandboxes(ABC):
     @abstractmethod
     async def expiring(self, before: float, limit: int = 1000) -> tuple[SandboxInfo, ...]:
         """Those that are hibernated or cold and expire before that time (seconds since the epoch), the earliest first."""
+
+    @abstractmethod
+    async def standing(self) -> frozenset[Standing]:
+        """What all that are not gone stand on, each once: few, however many sandboxes there are."""
 
     @abstractmethod
     async def prune(self, keep: int = 10_000) -> int:

@@ -20,6 +20,7 @@ from dsec.stores.chain import GENESIS, link_fields
 from dsec.stores.journal_sql import CHECKPOINT
 from dsec.stores.retention import ACT, ENGINE
 from dsec.stores.schema import SEQ_BITS, SEQ_MAX, connect, translated
+from dsec.stores.upgrades import SCHEMAS
 
 CHECKPOINTS: Final = "checkpoints"
 _PAGE: Final = 500
@@ -72,7 +73,7 @@ def audit(sources: Sources) -> tuple[Finding, ...]:
 def _findings(sources: Sources, only: frozenset[str] | None) -> tuple[Finding, ...]:
     with (
         translated(),
-        contextlib.closing(connect(sources.database, read_only=True)) as db,
+        contextlib.closing(connect(sources.database, read_only=True, schemas=SCHEMAS)) as db,
         contextlib.closing(sqlite3.connect("")) as signed,  # a temporary file: memory stays bounded
     ):
         db.text_factory = _text

@@ -28,30 +28,77 @@ UNANSWERED: Final = """
         WHERE c.name = ? AND r.ref <> '' AND r.phase IN ('intent', 'result') GROUP BY r.act, r.ref)
     ORDER BY id
 """
-GET: Final = """
-    SELECT number, name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec
-    FROM chain WHERE name = ? AND state IS NOT NULL
+_COLUMNS: Final = """
+    c.number, c.name, c.state, c.ended, c.expires, c.reason, c.created, c.session, c.workdir, c.boot, c.boot_at,
+    c.flags, s.text
 """
-LIST: Final = """
-    SELECT number, name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec
-    FROM chain WHERE state IN (SELECT value FROM json_each(?)) ORDER BY created, name
-"""
+GET: Final = f"""
+    SELECT {_COLUMNS} FROM chain c JOIN spec s ON s.number = c.spec_number WHERE c.name = ? AND c.state IS NOT NULL
+"""  # noqa: S608 - of constants
+LIST: Final = f"""
+    SELECT {_COLUMNS} FROM chain c JOIN spec s ON s.number = c.spec_number
+    WHERE c.class IN (SELECT value FROM json_each(?)) AND c.state IN (SELECT value FROM json_each(?))
+    ORDER BY c.created, c.name
+"""  # noqa: S608 - of constants
 ADD: Final = """
     INSERT OR IGNORE INTO chain
-        (name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        (name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, class, project, spec_number)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-CHANGE: Final = """
-    UPDATE chain SET state = ?, ended = ?, expires = ?, reason = ?, unsigned = 1 WHERE number = ? AND state = ?
+# What an update does not name, its indexes need not be written for.
+CHANGE: Final = "UPDATE chain SET state = ?, ended = ?, reason = ? WHERE number = ? AND state = ?"
+CHANGE_ALL: Final = """
+    UPDATE chain SET state = ?, ended = ?, reason = ?, class = ?, expires = ? WHERE number = ? AND state = ?
 """
+EXPIRING: Final = f"""
+    SELECT {_COLUMNS} FROM chain c JOIN spec s ON s.number = c.spec_number
+    WHERE c.class IN ('hibernated', 'cold') AND c.expires > 0 AND c.expires < ? ORDER BY c.expires LIMIT ?
+"""  # noqa: S608 - of constants
+TAIL: Final = """
+    SELECT r.position, c.name, r.seq, r.at, r.act, r.phase, r.ref, r.actor, r.payload, r.digest
+    FROM record r CROSS JOIN chain c ON c.number = r.chain WHERE r.position > ? ORDER BY r.position LIMIT ?
+"""
+STANDING: Final = """
+    SELECT DISTINCT json_extract(text, '$.level'), json_extract(text, '$.base_digest'), json_extract(text, '$.layers')
+    FROM spec WHERE EXISTS (SELECT 1 FROM chain c WHERE c.spec_number = spec.number AND c.state <> 'gone')
+"""
+_PART: Final = (
+    "SELECT * FROM (SELECT number FROM chain WHERE {0} AND number > :after ORDER BY number LIMIT :limit)"
+)
+
+
+def page(classes: int, *, of_project: bool, live: bool) -> str:
+    """A page of those in so many classes: the first of each class by its index, and of these the first.
+
+    Parameters: ``c0`` … the classes; ``after``, ``limit``, ``project``, and ``states``, a list as JSON, where ``live`` is among the classes.
+    """
+    parts = []
+    for n in range(classes):
+        words = [f"class = :c{n}"]
+        if of_project:
+            words.append("project = :project")
+        if live and n == 0:
+            words.append("state IN (SELECT value FROM json_each(:states))")
+        parts.append(_PART.format(" AND ".join(words)))
+    numbers = " UNION ALL ".join(parts)
+    return f"""
+        SELECT {_COLUMNS} FROM chain c JOIN spec s ON s.number = c.spec_number
+        WHERE c.number IN (SELECT number FROM ({numbers}) ORDER BY number LIMIT :limit) ORDER BY c.number
+    """  # noqa: S608 - of constants
+
+
 SURPLUS: Final = """
-    SELECT number FROM chain WHERE state IN ('gone', 'failed') ORDER BY state = 'failed', ended, number
-    LIMIT max(0, (SELECT count(*) FROM chain WHERE state IN ('gone', 'failed')) - ?)
+    SELECT number FROM chain WHERE class IN ('gone', 'failed') ORDER BY state = 'failed', ended, number
+    LIMIT max(0, (SELECT count(*) FROM chain WHERE class IN ('gone', 'failed')) - ?)
+"""
+DROPPING: Final = """
+    SELECT number, project, state, spec_number FROM chain
+    WHERE number IN (SELECT value FROM json_each(?)) AND state IN ('gone', 'failed')
 """
 DROP: Final = """
     UPDATE chain SET state = NULL, ended = NULL, expires = NULL, reason = NULL, created = NULL, session = NULL,
-        workdir = NULL, boot = NULL, boot_at = NULL, flags = NULL, spec = NULL
-    WHERE number IN (SELECT value FROM json_each(?)) AND state IN ('gone', 'failed')
+        workdir = NULL, boot = NULL, boot_at = NULL, flags = NULL, class = NULL, project = NULL, spec_number = NULL
+    WHERE number IN (SELECT value FROM json_each(?))
 """
 DROPPED: Final = """
     SELECT count(DISTINCT j.key)
@@ -60,23 +107,3 @@ DROPPED: Final = """
     WHERE c.name = ? AND r.act = ?
 """
 CHECKPOINT: Final = "SELECT number, digest FROM mark WHERE name = 'checkpoint'"
-
-PAGE: Final = """
-    SELECT number, name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec
-    FROM chain WHERE state IN (SELECT value FROM json_each(?)) AND number > ?
-        AND (? = '' OR json_extract(spec, '$.project') = ?) ORDER BY number LIMIT ?
-"""
-COUNT: Final = """
-    SELECT state, count(*) FROM chain
-    WHERE state IS NOT NULL AND (? = '' OR json_extract(spec, '$.project') = ?) GROUP BY state
-"""
-EXPIRING: Final = """
-    SELECT number, name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec
-    FROM chain WHERE state IN ('hibernated', 'cold') AND expires > 0 AND expires < ? ORDER BY expires LIMIT ?
-"""
-TAIL: Final = """
-    SELECT position, name, seq, at, act, phase, ref, actor, payload, digest FROM (
-        SELECT row_number() OVER (ORDER BY r.at, r.id) AS position, c.name, r.*
-        FROM record r JOIN chain c ON c.number = r.chain)
-    WHERE position > ? ORDER BY position LIMIT ?
-"""

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from dsec.errors import DsecError
@@ -20,13 +19,13 @@ from dsec.stores.writer import Writer
 
 _LOG: Final = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 5.0
-_STEP: Final = 100  # rows changed while the writer is kept waiting: well below a millisecond
+_PATIENCE: Final = 10.0
 _COMMIT_BYTES: Final = 3 * 4120  # what a commit writes to the log, roughly, and its payload
 _QUIET_SECONDS: Final = 0.01
 _QUIET_TRIES: Final = 50
 _OVERDUE: Final = 3  # times as much as the log should hold
-_SIGNED: Final = "UPDATE mark SET number = ?, digest = ? WHERE name = 'checkpoint'"
-_CLEAR: Final = "UPDATE chain SET unsigned = 0 WHERE number = ?"
+_NOTED: Final = "UPDATE mark SET number = ?, digest = ? WHERE name = 'checkpoint'"
+_SIGNED: Final = "UPDATE mark SET number = ? WHERE name = 'signed'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +76,7 @@ class Keeper:
         self._signed_at = time.monotonic()
         self._nudged = False
         self._closing = False
+        self._room = threading.Event()  # set when heads were signed
         self._wake = threading.Condition(threading.Lock())
         self._thread = threading.Thread(target=self._work, name="dsec-journal-keeper", daemon=True)
         self._db.execute("PRAGMA busy_timeout = 0")
@@ -101,31 +101,37 @@ class Keeper:
 
     def sign(self) -> None:
         """Sign every unsigned head now.  Raises: StorageFull."""
-        while True:
+        with self._writer.alone():
+            # What is signed below is at least what these chains are now: all records up to here are covered when it is done.
+            position, chains = self._ledger.position, list(self._ledger.unsigned)
+            self._ledger.unsigned_records = 0
+            self._signed_at = time.monotonic()
+        for start in range(0, len(chains), MAX_HEADS):
             with self._writer.alone():
-                heads = dict(islice(self._ledger.unsigned.items(), MAX_HEADS))
-                self._ledger.unsigned_records = 0
-                self._signed_at = time.monotonic()
-            if not heads:
-                return
+                unsigned = self._ledger.unsigned
+                heads = {name: unsigned[name] for name in chains[start : start + MAX_HEADS]}
             place = self._file.append(heads, self._now())
             # The file first, synced; then the note in the journal: the file is never behind the note.
-            self._note(heads, place)
-            if len(heads) < MAX_HEADS:
-                return
+            self._note(heads, place, position if start + MAX_HEADS >= len(chains) else 0)
 
-    def _note(self, heads: dict[str, Head], place: Place) -> None:
-        """Say in the journal that these heads are signed: in steps, so that no append waits for long."""
-        rest = list(heads.items())
-        while rest:
-            step, rest = dict(rest[:_STEP]), rest[_STEP:]
-            with self._writer.alone() as db, translated():
-                unmoved = self._ledger.unmoved(step)
-                with transaction(db):
-                    db.execute(_SIGNED, (place.n, place.digest))
-                    db.executemany(_CLEAR, [(step[chain].number,) for chain in unmoved])
-                for chain in unmoved:
-                    del self._ledger.unsigned[chain]
+    def _note(self, heads: dict[str, Head], place: Place, position: int) -> None:
+        """Say in the journal that these heads are signed and, where it is not 0, all records up to that position."""
+        with self._writer.alone() as db, translated():
+            with transaction(db):
+                db.execute(_NOTED, (place.n, place.digest))
+                if position:
+                    db.execute(_SIGNED, (position,))
+            for chain in self._ledger.unmoved(heads):
+                del self._ledger.unsigned[chain]
+        self._room.set()
+
+    def make_room(self, chains: int) -> None:
+        """Wait until so many more chains may come to wait for a signature, or it takes too long. Blocks."""
+        deadline = time.monotonic() + _PATIENCE
+        while self._ledger.room < chains and (left := deadline - time.monotonic()) > 0:
+            self._room.clear()
+            self._nudge()
+            self._room.wait(min(left, 1.0))
 
     def shorten(self) -> None:
         """Move the write-ahead log into the database, and begin the log anew when nobody appends just now, or it is overdue.

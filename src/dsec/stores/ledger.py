@@ -6,12 +6,13 @@ import sqlite3
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from dsec.errors import StorageFull
+from dsec.errors import StorageFull, StoreDamaged
 from dsec.stores.chain import GENESIS, Prepared, link_fields
 from dsec.stores.schema import SEQ_BITS, SEQ_MAX
 
 _INSERT: Final = (
-    "INSERT INTO record (id, at, act, phase, ref, actor, payload, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO record (id, at, act, phase, ref, actor, payload, digest, position)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _CHAIN: Final = "SELECT number FROM chain WHERE name = ?"
 _NEW_CHAIN: Final = "INSERT INTO chain (name) VALUES (?)"
@@ -23,8 +24,14 @@ _DROPPED_AT: Final = """
     WHERE c.name = 'engine' AND r.act = 'journal.drop' AND j.key = ? ORDER BY r.id DESC LIMIT 1
 """
 _HEAD: Final = "SELECT seq, digest FROM record WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1"
-_UNSIGNED: Final = "UPDATE chain SET unsigned = 1 WHERE number = ?"
-_RECOVER: Final = "SELECT name, number FROM chain WHERE unsigned"
+_POSITION: Final = "SELECT coalesce(max(position), 0) FROM record"
+_RECOVER: Final = """
+    SELECT c.name, c.number, r.seq, r.digest
+    FROM (SELECT max(id) AS id FROM record WHERE position > ? GROUP BY chain) newest
+        JOIN record r ON r.id = newest.id JOIN chain c ON c.number = r.chain
+    ORDER BY r.position
+"""
+_SIGNED: Final = "SELECT number FROM mark WHERE name = 'signed'"
 
 
 class Head(NamedTuple):
@@ -43,6 +50,9 @@ class Ledger:
         now: seconds since the epoch.
         cached: how many heads are kept in memory.
         unsigned_max: chains that may wait for a signature before appends are refused.
+
+    Attributes:
+        unsigned: heads that no checkpoint covers. position: of the newest record that is committed.
     """
 
     def __init__(
@@ -63,16 +73,31 @@ class Ledger:
         self.unsigned: dict[str, Head] = {}
         self.unsigned_records = 0
         self.bytes = 0
+        self.position = 0
+        self._position = 0
 
     def recover(self) -> None:
-        """Find the chains whose heads were not signed when the last owner ended."""
-        for name, number in self._db.execute(_RECOVER).fetchall():
-            self.unsigned[name] = self._stored_head(number)
+        """Find where the journal ends, and the chains whose heads were not signed when the last owner ended.
+
+        Raises:
+            StoreDamaged: the note of what was signed is missing.
+        """
+        signed = self._db.execute(_SIGNED).fetchone()
+        if signed is None:
+            raise StoreDamaged("the journal's note of what was signed is missing", hint="restore a copy")
+        self.position = self._position = self._db.execute(_POSITION).fetchone()[0]
+        for name, number, seq, digest in self._db.execute(_RECOVER, (signed[0],)):
+            self.unsigned[name] = Head(number, seq, digest)
         self.unsigned_records = len(self.unsigned)
 
     def is_bare(self, chain: str) -> bool:
         """Whether the next append to ``chain`` is a single INSERT."""
-        return chain in self._heads and chain in self.unsigned
+        return chain in self._heads
+
+    @property
+    def room(self) -> int:
+        """How many more chains may come to wait for a signature."""
+        return self._unsigned_max - len(self.unsigned) - len(self._staged)
 
     def born(self, chain: str, number: int) -> None:
         """The caller inserted the row of a new chain in this transaction; its first record follows.
@@ -84,11 +109,8 @@ class Ledger:
         self._undo.append((chain, None))
         self._staged[chain] = Head(number, 0, GENESIS)
 
-    def append(self, prepared: Prepared, *, marked: bool = False) -> Head:
+    def append(self, prepared: Prepared) -> Head:
         """Insert one record; it counts once the transaction is committed and :meth:`settle` was called.
-
-        Args:
-            marked: the caller marked the chain's row as unsigned in this transaction.
 
         Raises:
             StorageFull: signed checkpoints could not be written for too long, or the chain has no number left.
@@ -102,24 +124,24 @@ class Ledger:
             raise StorageFull(f"{chain} holds as many records as a chain can")
         if before is None and chain not in self.unsigned:
             self._need_room()
-            if not marked:
-                self._db.execute(_UNSIGNED, (number,))
         fields = (chain, seq, at, draft.act, draft.phase.value, draft.ref, draft.actor)
         digest = link_fields(fields, payload_digest=payload_digest, previous=head.digest)
-        self._db.execute(_INSERT, (number << SEQ_BITS | seq, *fields[2:], payload, digest))
+        self._position += 1
+        self._db.execute(_INSERT, (number << SEQ_BITS | seq, *fields[2:], payload, digest, self._position))
         self._undo.append((chain, before))
         self.bytes += len(payload)
         head = Head(number, seq, digest, at)
         self._staged[chain] = head
         return head
 
-    def mark(self) -> int:
+    def mark(self) -> tuple[int, int]:
         """A point to go :meth:`back` to, with a savepoint."""
-        return len(self._undo)
+        return len(self._undo), self._position
 
-    def back(self, mark: int) -> None:
-        """Forget what was staged since ``mark``."""
-        while len(self._undo) > mark:
+    def back(self, mark: tuple[int, int]) -> None:
+        """Forget what was staged since ``mark``. Positions are given again: where one is missing, a record was dropped."""
+        staged, self._position = mark
+        while len(self._undo) > staged:
             chain, before = self._undo.pop()
             if before is None:
                 del self._staged[chain]
@@ -129,6 +151,7 @@ class Ledger:
     def settle(self) -> None:
         """The transaction was committed."""
         self.unsigned_records += len(self._undo)
+        self.position = self._position
         self._heads.update(self._staged)
         self.unsigned.update(self._staged)
         while len(self._heads) > self._cached:
@@ -138,6 +161,7 @@ class Ledger:
 
     def forget(self) -> None:
         """The transaction was rolled back, or its fate is unknown: read those heads again."""
+        self._position = self.position
         for chain in self._staged:
             self._heads.pop(chain, None)
         self._staged.clear()
@@ -152,7 +176,7 @@ class Ledger:
         self._heads.pop(chain, None)
 
     def _need_room(self) -> None:
-        if len(self.unsigned) + len(self._staged) >= self._unsigned_max:
+        if self.room <= 0:
             raise StorageFull(
                 f"{len(self.unsigned)} chains wait for a signed checkpoint, the bound is {self._unsigned_max}",
                 hint="checkpoints cannot be written; look at the file system that holds them",

@@ -9,17 +9,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from dsec.errors import NotFound
+from dsec.errors import Conflict, NotFound
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Finding, Record
 from dsec.model.sandbox import SandboxInfo, State
 from dsec.stores import checkpoints, schema
 from dsec.stores import journal_sql as sql
 from dsec.stores.audit import Sources, audit
-from dsec.stores.journal import CHECKPOINTS, no_sandbox, record_of
+from dsec.stores.listing import classes_of
+from dsec.stores.parts import CHECKPOINTS
 from dsec.stores.retention import ACT, ENGINE
+from dsec.stores.rows import no_sandbox, record_of
 from dsec.stores.sandbox_codec import from_row
 from dsec.stores.schema import translated
+from dsec.stores.upgrades import SCHEMAS
 
 _CHAINS: Final = "SELECT name FROM chain ORDER BY number"
 
@@ -31,14 +34,21 @@ class JournalReader:
         directory: of the journal.
 
     Raises:
-        NotFound: there is no journal. StoreDamaged: it cannot be read.
+        NotFound: there is no journal. StoreDamaged: it cannot be read. Conflict: it is of an earlier version.
     """
 
     def __init__(self, directory: Path) -> None:
         path = directory / schema.DATABASE
         if not path.exists():
             raise NotFound(f"there is no journal in {directory}", hint="`dsec create` makes a first sandbox")
-        self._db: sqlite3.Connection = schema.connect(path, read_only=True)
+        self._db: sqlite3.Connection = schema.connect(path, read_only=True, schemas=SCHEMAS)
+        version = schema.pragma(self._db, "user_version")
+        if version != schema.VERSION:
+            self._db.close()
+            raise Conflict(
+                f"{path} has version {version}, this DSec reads version {schema.VERSION}",
+                hint="its engine makes it one of this version when it opens: `dsec ls`",
+            )
 
     def __enter__(self) -> JournalReader:
         return self
@@ -51,7 +61,8 @@ class JournalReader:
     def sandboxes(self, states: Sequence[State]) -> tuple[SandboxInfo, ...]:
         """Those in these states, oldest first."""
         with translated():
-            rows = self._db.execute(sql.LIST, (json.dumps([str(state) for state in states]),)).fetchall()
+            wanted = tuple(map(json.dumps, classes_of(states)))
+            rows = self._db.execute(sql.LIST, wanted).fetchall()
         return tuple(from_row(row[1:]) for row in rows)
 
     def sandbox(self, sandbox: SandboxId) -> SandboxInfo:

@@ -7,11 +7,13 @@ nothing that the audit cannot tell from damage, and the next one goes on.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from dsec.model.journal import Draft, Json, Phase
+from dsec.model.sandbox import State
 from dsec.stores.chain import prepare
 from dsec.stores.ledger import Ledger
 from dsec.stores.schema import SEQ_BITS, SEQ_MAX, transaction, translated
@@ -23,19 +25,23 @@ _AT_ONCE: Final = 400  # chains that one record names: below the bound of a payl
 _STEP: Final = 100  # records deleted while the writer is kept waiting
 _REST_SECONDS: Final = 600.0  # a sandbox may get late records for some time after its end
 
+# Each part is in the order of the index on `class`. Some of what is found may wait for a signature: hence more than is named.
 _VICTIMS: Final = """
     SELECT number, name, (SELECT seq FROM record WHERE id BETWEEN number << 32 AND (number << 32) + 4294967295
                           ORDER BY id DESC LIMIT 1)
-    FROM chain WHERE NOT unsigned AND name <> 'engine'
-        AND (state IS NULL OR (state IN ('gone', 'failed') AND ended < ?))
-    ORDER BY number LIMIT ?
+    FROM (SELECT number, name FROM (SELECT number, name FROM chain WHERE class IS NULL AND name <> 'engine' ORDER BY number LIMIT :most)
+          UNION ALL
+          SELECT number, name FROM (SELECT number, name FROM chain WHERE class = 'gone' AND ended < :before ORDER BY number LIMIT :most)
+          UNION ALL
+          SELECT number, name FROM (SELECT number, name FROM chain WHERE class = 'failed' AND ended < :before ORDER BY number LIMIT :most))
+    ORDER BY number LIMIT :most
 """
-_DIGEST: Final = "SELECT digest FROM record WHERE id = ?"
+_NEWEST: Final = "SELECT digest, position FROM record WHERE id = ?"
 _DELETE: Final = """
     DELETE FROM record WHERE id IN (SELECT id FROM record WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?)
 """
 _LATER: Final = "SELECT 1 FROM record WHERE id BETWEEN ? AND ? LIMIT 1"
-_FORGET: Final = "DELETE FROM chain WHERE number = ? AND NOT unsigned"
+_FORGET: Final = "DELETE FROM chain WHERE number = ? RETURNING project, state, spec_number"
 
 
 class Victim(NamedTuple):
@@ -45,6 +51,7 @@ class Victim(NamedTuple):
     name: str
     seq: int
     digest: bytes
+    position: int
 
 
 class Retention:
@@ -82,14 +89,22 @@ class Retention:
 
     def name(self) -> list[Victim]:
         """Record which chains are dropped next; none are left when it is empty. To be signed before :meth:`drop`."""
+        with self._writer.alone():
+            unsigned = frozenset(self._ledger.unsigned)
         with translated():
-            rows = self._db.execute(_VICTIMS, (self._now() - _REST_SECONDS, _AT_ONCE)).fetchall()
+            rows = self._db.execute(
+                _VICTIMS, {"before": self._now() - _REST_SECONDS, "most": _AT_ONCE + len(unsigned)}
+            ).fetchall()
+            signed = [row for row in rows if row[1] not in unsigned][:_AT_ONCE]
             victims = [
-                Victim(number, name, seq, self._digest(number, seq)) for number, name, seq in rows if seq
+                Victim(number, name, seq, *self._newest(number, seq)) for number, name, seq in signed if seq
             ]
         if victims:
             chains: dict[str, Json] = {one.name: [one.seq, one.digest.hex()] for one in victims}
-            draft = Draft(chain=ENGINE, act=ACT, phase=Phase.NOTE, payload={"chains": chains})
+            # In the order of the names, as the chains are once they are stored: whoever exports finds what it never saw.
+            positions: list[Json] = [one.position for one in sorted(victims, key=lambda one: one.name)]
+            payload: dict[str, Json] = {"chains": chains, "positions": positions}
+            draft = Draft(chain=ENGINE, act=ACT, phase=Phase.NOTE, payload=payload)
             note = prepare(draft)
             self._writer.transact(lambda: self._ledger.append(note))
         return victims
@@ -100,9 +115,9 @@ class Retention:
             while self._delete(one) == _STEP:
                 pass
 
-    def _digest(self, number: int, seq: int) -> bytes:
-        digest: bytes = self._db.execute(_DIGEST, (number << SEQ_BITS | seq,)).fetchone()[0]
-        return digest
+    def _newest(self, number: int, seq: int) -> tuple[bytes, int]:
+        digest, position = self._db.execute(_NEWEST, (number << SEQ_BITS | seq,)).fetchone()
+        return digest, position
 
     def _delete(self, victim: Victim) -> int:
         """One step; how many records it took. A chain that got a record after all is left alone."""
@@ -112,9 +127,27 @@ class Retention:
             later = db.execute(_LATER, (first + victim.seq + 1, first + SEQ_MAX)).fetchone()
             if later is not None or victim.name in self._ledger.unsigned:
                 return 0
-            with transaction(db):
+            with self._undone(), transaction(db):
                 deleted = db.execute(_DELETE, (first, first + SEQ_MAX, _STEP)).rowcount
                 if deleted < _STEP:
-                    db.execute(_FORGET, (victim.number,))
+                    self._forget(db, victim)
+            self._writer.memory.settle()
             self._ledger.drop(victim.name)
         return deleted
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """What was remembered of a transaction that failed is forgotten."""
+        try:
+            yield
+        except BaseException:
+            self._writer.memory.forget()
+            raise
+
+    def _forget(self, db: sqlite3.Connection, victim: Victim) -> None:
+        """The row of the chain, in the transaction under way: nothing is left but what the record in the chain of the engine says."""
+        memory = self._writer.memory
+        for project, state, spec in db.execute(_FORGET, (victim.number,)).fetchall():
+            if spec is not None:
+                memory.specs.drop([spec])
+                memory.tally.stage(project, State(state), None)

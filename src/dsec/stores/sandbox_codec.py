@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from dsec.errors import BadRequest, DsecError, StoreDamaged, TooLarge
 from dsec.model.ids import SandboxId
-from dsec.model.sandbox import Flag, Level, Limits, SandboxInfo, SandboxSpec, State, Volume
+from dsec.model.sandbox import Flag, Hibernate, Level, Limits, SandboxInfo, SandboxSpec, State, Volume
 from dsec.stores.chain import canonical
 
 MAX_SPEC: Final = 2**20
@@ -44,6 +45,7 @@ def spec_to_json(spec: SandboxSpec) -> str:
         "labels": dict(spec.labels),
         "project": spec.project,
         "lent": list(spec.lent),
+        "hibernate": spec.hibernate.value,
     }
     text = canonical(value)
     if len(text) > MAX_SPEC:
@@ -64,6 +66,7 @@ def spec_from_json(text: str) -> SandboxSpec:
             env=MappingProxyType(value.pop("env")),
             volumes=tuple(_volume(*volume) for volume in value.pop("volumes")),
             lent=tuple(value.pop("lent", ())),
+            hibernate=Hibernate(value.pop("hibernate", Hibernate.AUTO)),
             labels=MappingProxyType(value.pop("labels")),
             **value,
         )
@@ -97,14 +100,14 @@ def to_row(info: SandboxInfo) -> Row:
     )
 
 
-def from_row(row: tuple[Any, ...]) -> SandboxInfo:
+def from_row(row: tuple[Any, ...], decode: Callable[[str], SandboxSpec] = spec_from_json) -> SandboxInfo:
     """Raises: StoreDamaged: the row is not one of ours."""
     sandbox, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, spec = row
     try:
         return SandboxInfo(
             id=SandboxId(sandbox),
             state=State(state),
-            spec=spec_from_json(spec),
+            spec=decode(spec),
             flags=frozenset(map(Flag, flags.split())),
             created_at=created,
             expires_at=expires,
@@ -141,7 +144,7 @@ def changed(
 
 def clean_reason(reason: str) -> str:
     """Words for people: bounded, and always storable."""
-    return reason[:MAX_REASON].encode("utf-8", "backslashreplace").decode()
+    return reason[:MAX_REASON].replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 def _encode_path(path: str) -> bytes:
@@ -149,3 +152,11 @@ def _encode_path(path: str) -> bytes:
         return path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as exc:
         raise BadRequest(f"workdir: {path!r} is not a path") from exc
+
+
+LIVE: Final = frozenset({"pending", "running", "paused", "stopping"})
+
+
+def class_of(state: State) -> str:
+    """What indexes see of a state: see schema.py."""
+    return "live" if state.value in LIVE else state.value

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 from dsec.errors import Busy, Denied, DsecError, StorageFull, StoreDamaged
@@ -15,42 +16,54 @@ Durability = Literal["process", "disk"]
 
 DATABASE: Final = "journal.db"
 APPLICATION_ID: Final = 0x44736563  # "Dsec"
-VERSION: Final = 3
+VERSION: Final = 4
 
 # A record's key is the number of its chain and its own number in it: records of a chain lie together, and a new one
 # is written into one page. What a key stands for is computed, not stored.
 SEQ_BITS: Final = 32
 SEQ_MAX: Final = 2**SEQ_BITS - 1
 # `payload` may be NULL: an erased payload leaves `payload_digest`, and with it the chain. Else that digest is computed.
+# `position`: among the records of all chains, in the order in which they were stored.
 _RECORD: Final = (
     "CREATE TABLE record (id INTEGER PRIMARY KEY, at INTEGER NOT NULL, act TEXT NOT NULL, phase TEXT NOT NULL,"
     " ref TEXT NOT NULL, actor TEXT NOT NULL, payload BLOB, payload_digest BLOB, digest BLOB NOT NULL,"
-    f" chain INTEGER AS (id >> {SEQ_BITS}), seq INTEGER AS (id & {SEQ_MAX}))"
+    f" chain INTEGER AS (id >> {SEQ_BITS}), seq INTEGER AS (id & {SEQ_MAX}), position INTEGER)"
 )
 # A chain and, in the same row, the sandbox whose chain it is (`state` is NULL where it is of none, or no longer): its
-# birth is one row. `unsigned`: it has records that no checkpoint covers yet, or may have.
+# birth is one row. `class` is what indexes see of the state, `live` or the state itself: those that live are few, and change
+# theirs often. It is a column of its own, as an update that names what an index is computed from writes the index, too.
 _CHAIN: Final = (
-    "CREATE TABLE chain (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, unsigned INTEGER NOT NULL DEFAULT 1,"
+    "CREATE TABLE chain (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,"
     " state TEXT, ended REAL, expires REAL, reason TEXT, created REAL, session TEXT, workdir BLOB, boot TEXT,"
-    " boot_at REAL, flags TEXT, spec TEXT)"
+    " boot_at REAL, flags TEXT, project TEXT, spec_number INTEGER, class TEXT)"
 )
-_VOLUME: Final = (
+# What sandboxes were asked to be; many are asked to be the same.
+_SPEC: Final = (
+    "CREATE TABLE spec (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, text TEXT NOT NULL)"
+)
+VOLUME: Final = (
     "CREATE TABLE volume (id TEXT PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, size INTEGER NOT NULL,"
     " created REAL NOT NULL, UNIQUE (project, name)) WITHOUT ROWID"
 )
-_SECOND: Final = (
-    _CHAIN,
-    _RECORD,
+COMMON: Final = (
     (
         "CREATE TABLE snapshot (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, kind TEXT NOT NULL, spec TEXT NOT NULL,"
         " created REAL NOT NULL, paused REAL NOT NULL) WITHOUT ROWID"
     ),
     "CREATE TABLE mark (name TEXT PRIMARY KEY, number INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
 )
-SCHEMA: Final = (*_SECOND, _VOLUME)
-_SCHEMAS: Final = {2: _SECOND, VERSION: SCHEMA}
-"""What can be read, by version: its owner makes the newest of each."""
-_FIRST_MARKS: Final = "INSERT INTO mark VALUES ('checkpoint', 0, zeroblob(32)), ('wal', 0, x'')"
+INDEXES: Final = (
+    "CREATE UNIQUE INDEX record_position ON record (position)",
+    "CREATE INDEX chain_class ON chain (class)",
+    "CREATE INDEX chain_project ON chain (project, class) WHERE project IS NOT NULL",
+    "CREATE INDEX chain_spec ON chain (spec_number) WHERE spec_number IS NOT NULL",
+    "CREATE INDEX chain_expires ON chain (expires) WHERE class IN ('hibernated', 'cold') AND expires > 0",
+)
+NEW_TABLES: Final = (_SPEC,)
+SCHEMA: Final = (_CHAIN, _RECORD, *COMMON, VOLUME, *NEW_TABLES, *INDEXES)
+_FIRST_MARKS: Final = (
+    "INSERT INTO mark VALUES ('checkpoint', 0, zeroblob(32)), ('wal', 0, x''), ('signed', 0, x'')"
+)
 
 _FULL_IOERR: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
 
@@ -142,29 +155,6 @@ def create(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def upgrade(path: Path) -> None:
-    """Make a journal of an earlier version one of this version, completely or not at all. Its owner does so before anything else.
-
-    Raises:
-        StoreDamaged, StorageFull, Denied: as :func:`connect`.
-    """
-    if _written_version(path) == VERSION:
-        return
-    with contextlib.closing(connect(path, durability="disk")) as db, translated():
-        if _pragma(db, "user_version") == VERSION:
-            return
-        with transaction(db):
-            db.execute(_VOLUME)
-            db.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def _written_version(path: Path) -> int:
-    """As the file itself says: there may be a newer one in the log, never an older. Opening it as a database could change it."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return int.from_bytes(file.read(64)[60:64], "big")
-    return 0
-
-
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -174,8 +164,14 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def connect(path: Path, *, durability: Durability = "process", read_only: bool = False) -> sqlite3.Connection:
-    """Open a journal that exists.
+def connect(
+    path: Path,
+    *,
+    durability: Durability = "process",
+    read_only: bool = False,
+    schemas: Mapping[int, Sequence[str]] = MappingProxyType({VERSION: SCHEMA}),
+) -> sqlite3.Connection:
+    """Open a journal that exists, with one of these schemas, by version.
 
     ``process`` is synchronous=NORMAL: a commit is in the kernel when it returns, which outlives this process, and
     power loss costs the newest records but never the file. ``disk`` is FULL: every commit is synced.
@@ -190,7 +186,7 @@ def connect(path: Path, *, durability: Durability = "process", read_only: bool =
         uri = f"{path.absolute().as_uri()}?mode=rw"
         db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5.0)
         try:
-            check(db, path)
+            check(db, path, schemas)
             db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'disk' else 'NORMAL'}")
             db.execute("PRAGMA wal_autocheckpoint = 0")
             db.execute("PRAGMA trusted_schema = OFF")
@@ -202,13 +198,13 @@ def connect(path: Path, *, durability: Durability = "process", read_only: bool =
     return db
 
 
-def check(db: sqlite3.Connection, path: Path) -> None:
+def check(db: sqlite3.Connection, path: Path, schemas: Mapping[int, Sequence[str]]) -> None:
     """Raises: StoreDamaged: not a journal of ours, of a version that we do not know, or its tables are not as they were made."""
-    application = _pragma(db, "application_id")
+    application = pragma(db, "application_id")
     if application != APPLICATION_ID:
         raise StoreDamaged(f"{path} is not a DSec journal (application id {application})")
-    version = _pragma(db, "user_version")
-    schema = _SCHEMAS.get(version) if isinstance(version, int) else None
+    version = pragma(db, "user_version")
+    schema = schemas.get(version) if isinstance(version, int) else None
     if schema is None:
         raise StoreDamaged(
             f"{path} has version {version}, this DSec reads version {VERSION}",
@@ -223,5 +219,6 @@ def check(db: sqlite3.Connection, path: Path) -> None:
         raise StoreDamaged(f"{path}: journal mode is {mode}, not wal")
 
 
-def _pragma(db: sqlite3.Connection, name: str) -> object:
+def pragma(db: sqlite3.Connection, name: str) -> object:
+    """The value of one."""
     return db.execute(f"PRAGMA {name}").fetchone()[0]

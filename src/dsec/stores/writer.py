@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from dsec.errors import Busy, Conflict, DsecError, StoreDamaged
+from dsec.failpoints import reach
 from dsec.stores.ledger import Ledger
-from dsec.stores.living import Living
+from dsec.stores.memory import Memory
 from dsec.stores.schema import translate
 
 T = TypeVar("T")
@@ -45,10 +46,10 @@ class Writer:
         inline: run a job on the caller's thread when nothing waits; only where a commit does not sync.
     """
 
-    def __init__(self, db: sqlite3.Connection, ledger: Ledger, living: Living, *, inline: bool) -> None:
+    def __init__(self, db: sqlite3.Connection, ledger: Ledger, memory: Memory, *, inline: bool) -> None:
         self._db = db
         self._ledger = ledger
-        self._living = living
+        self.memory = memory
         self._inline = inline
         self._committed: Callable[[], None] = _nothing
         self._lock = threading.Lock()  # whoever holds it owns the connection and the ledger
@@ -60,18 +61,18 @@ class Writer:
         self._broken: DsecError | None = None
         self._held: sqlite3.Cursor | None = None
 
-    async def run(self, job: Job[T], *, size: int = 0, lone: str = "") -> T:
+    async def run(self, job: Job[T], *, size: int = 0, lone: str = "", long: bool = False) -> T:
         """Run ``job`` in a transaction; when this returns, the transaction is as durable as was asked for.
 
         ``lone``: the job does nothing but append one record to this chain. Where that is one statement, the statement is
-        the transaction. A job that raises leaves no trace. When the caller is cancelled, the job is done wholly or not at all.
+        the transaction. ``long``: it takes so long that the caller's thread must not run it. A job that raises leaves no trace. When the caller is cancelled, the job is done wholly or not at all.
 
         Raises:
             Busy: too many jobs wait.
             Conflict: the store is closed.
             StorageFull, StoreDamaged: the transaction was not committed.
         """
-        if self._inline and not self._queue and self._lock.acquire(blocking=False):
+        if self._inline and not long and not self._queue and self._lock.acquire(blocking=False):
             try:
                 # The writer thread takes jobs only while it holds the lock: an empty queue now means nobody is before us.
                 if not self._queue:
@@ -125,6 +126,7 @@ class Writer:
     def _enclosed(self, job: Job[T]) -> T:
         self._db.execute("BEGIN IMMEDIATE")
         value = job()
+        reach("journal.written")
         self._db.execute("COMMIT")
         return value
 
@@ -132,6 +134,7 @@ class Writer:
         """Run what is its own transaction."""
         if self._broken is not None or self._closing:
             self._check()
+        reach("journal.begin")
         try:
             value = job()
         except BaseException as exc:
@@ -139,8 +142,9 @@ class Writer:
             if error is exc:
                 raise
             raise error from exc
+        reach("journal.committed")
         self._ledger.settle()
-        self._living.settle()
+        self.memory.settle()
         self._committed()
         return value
 
@@ -153,7 +157,7 @@ class Writer:
     def _abort(self, exc: BaseException) -> BaseException:
         """Undo the transaction; what to raise."""
         self._ledger.forget()
-        self._living.forget()
+        self.memory.forget()
         try:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -208,17 +212,20 @@ class Writer:
         try:
             if self._broken is not None:
                 self._check()
+            reach("journal.begin")
             self._db.execute("BEGIN IMMEDIATE")
             for waiting in batch:
                 self._step(waiting)
+            reach("journal.written")
             self._db.execute("COMMIT")
+            reach("journal.committed")
         except BaseException as exc:  # noqa: BLE001 - every waiter must be told, whatever happened
             error = self._abort(exc)
             for waiting in batch:
                 waiting.error = waiting.error or _own(error)
             return
         self._ledger.settle()
-        self._living.settle()
+        self.memory.settle()
         self._committed()
 
     def _step(self, waiting: _Waiting) -> None:
@@ -231,6 +238,7 @@ class Writer:
         except Exception as exc:  # noqa: BLE001 - it is told to the one who waits
             waiting.error = exc
             self._ledger.back(mark)
+            self.memory.back()
             self._db.execute("ROLLBACK TO job")
         self._db.execute("RELEASE job")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,7 @@ from dsec.control.layering import Layering
 from dsec.control.sharing import Sharing
 from dsec.control.template_store import TemplateStore
 from dsec.control.templates import Templates
-from dsec.errors import (
-    BadRequest,
-    DsecError,
-    Unsupported,
-)
+from dsec.errors import BadRequest, DsecError
 from dsec.images.carrier import Carrier
 from dsec.images.held import HeldImages
 from dsec.images.holds import TEMPLATES
@@ -32,9 +28,10 @@ from dsec.images.store import ImageStore
 from dsec.model.checks import local_path, shown
 from dsec.model.ids import new_engine_id
 from dsec.model.images import silent
-from dsec.model.sandbox import Level, State
+from dsec.model.sandbox import Level
 from dsec.node.engine import Engine
 from dsec.ports.engine import ImageService, Services, Workplace
+from dsec.ports.journal import Standing
 from dsec.ports.runtime import Ended
 from dsec.ports.storage import Image, Images
 from dsec.runtimes.trees import Archives
@@ -42,6 +39,7 @@ from dsec.stores import mounts
 from dsec.stores.journal import SqliteStore
 from dsec.stores.keeper import Pace
 from dsec.wiring.levels import LEVELS, Parts, Refused
+from dsec.wiring.servers import server
 from dsec.wiring.settings import Home, Settings
 from dsec.wiring.state import JOURNAL, KEY, KEYS, StateDirectory, durable_state, private_state
 
@@ -83,10 +81,10 @@ def _held(state: StateDirectory, settings: Settings) -> HeldImages:
 
 async def _release(images: HeldImages, store: SqliteStore) -> None:
     """Let go of images on which nothing stands any more that the engine knows of."""
-    living = await store.list(tuple(state for state in State if state is not State.GONE))
-    specs = [*(each.spec for each in living), *(each.spec for each in await store.snapshots.all())]
-    if all(spec.base_digest for spec in specs if spec.level is Level.CONTAINER):
-        await images.keep_only({digest for spec in specs for digest in (spec.base_digest, *spec.layers)})
+    kept = [each.spec for each in await store.snapshots.all()]
+    standing = await store.standing() | {Standing(one.level, one.base_digest, one.layers) for one in kept}
+    if all(one.base_digest for one in standing if one.level is Level.CONTAINER):
+        await images.keep_only({digest for one in standing for digest in (one.base_digest, *one.layers)})
 
 
 def _templates(settings: Settings, place: Workplace) -> Templates:
@@ -167,6 +165,7 @@ async def open_engine(settings: Settings) -> Services:
                 stored=parts.layers.volumes if parts.layers is not None else None,
                 pool=parts.pool,
                 durable=state.durable,
+                residence=settings.residence,
             )
         )
         services = await engine[0].open()
@@ -182,24 +181,32 @@ def _closing(services: Services, stack: contextlib.AsyncExitStack) -> Services:
 
 
 def connector(home: Home, settings: Settings) -> Connect:
-    """What opens the engine that ``home`` means: None private, a path durable.
+    """What opens the engine that ``home`` means, in this process: None private, a path durable.
 
     Raises:
-        Unsupported: a URL: engines behind HTTP cannot be reached yet.
         BadRequest: not a path.
     """
-    if isinstance(home, str) and "://" in home:
-        raise Unsupported(
-            f"{home}: engines behind a URL cannot be reached yet", hint="name a directory, or nothing"
-        )
     chosen = settings if home is None else replace(settings, home=local_path("home", home))
     if chosen.home is not None:
         chosen = replace(chosen, home=chosen.home.absolute())
 
-    def connect() -> Awaitable[Services]:
-        return open_engine(chosen)
+    return partial(open_engine, chosen)
 
-    return connect
+
+def _connector(home: Home, pool: int | None, settings: Settings | None, api_key: str | None) -> Connect:
+    """What opens the engine that ``home`` means, wherever it is.  Raises: BadRequest."""
+    if not isinstance(home, str) or "://" not in home:
+        if api_key is not None:
+            raise BadRequest(
+                "api_key: an engine in this process has none", hint="Dsec('http://...', api_key=...)"
+            )
+        return connector(home, _chosen(settings, pool))
+    if pool is not None or settings is not None:
+        name = "settings" if pool is None else "pool"
+        raise BadRequest(
+            f"{name}: a server has settings of its own", hint="leave it out, and tell `dsec serve`"
+        )
+    return server(home, api_key)
 
 
 def _chosen(settings: Settings | None, pool: int | None) -> Settings:
@@ -214,21 +221,33 @@ class AsyncDsec(aio.AsyncDsec):
     """An engine, asynchronous: ``async with AsyncDsec() as d``.
 
     Args:
-        home: None = a private engine, whose sandboxes end with it; a path = a durable one, whose sandboxes live on.
+        home: None = a private engine, whose sandboxes end with it; a path = a durable one, whose sandboxes live on; a URL = one behind a server
+            (``http://…``, ``https://…``, or ``unix:///PATH`` of its socket).
         pool: ready sandboxes kept, 0 = none; None = as ``settings`` says.
-        settings: everything else.
+        settings: everything else. Neither is for a server, which has its own.
+        api_key: that opens a server, None = ``$DSEC_API_KEY``. The socket of one's own needs none.
     """
 
     def __init__(
-        self, home: Home = None, *, pool: int | None = None, settings: Settings | None = None
+        self,
+        home: Home = None,
+        *,
+        pool: int | None = None,
+        settings: Settings | None = None,
+        api_key: str | None = None,
     ) -> None:
-        super().__init__(connector(home, _chosen(settings, pool)))
+        super().__init__(_connector(home, pool, settings, api_key))
 
 
 class Dsec(sync.Dsec):
     """An engine, blocking: ``with Dsec() as d``. Arguments as :class:`AsyncDsec`."""
 
     def __init__(
-        self, home: Home = None, *, pool: int | None = None, settings: Settings | None = None
+        self,
+        home: Home = None,
+        *,
+        pool: int | None = None,
+        settings: Settings | None = None,
+        api_key: str | None = None,
     ) -> None:
-        super().__init__(connector(home, _chosen(settings, pool)))
+        super().__init__(_connector(home, pool, settings, api_key))
