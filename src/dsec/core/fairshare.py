@@ -5,7 +5,7 @@ in proportion to its weight; the smallest is served next, and virtual time is th
 the present virtual time, however long others have waited: nobody saves up turns, and nobody pays for having been served alone.
 
 Places in the queue are shared by dynamic thresholds (Choudhury, Hahne 1998): a project may wait with as many as are free, times its
-weight. One greedy project can so take half of them, a hundred greedy ones leave a hundredth: there is room for whoever comes next.
+weight, so that one greedy project takes half of them; and the last tenth is for those who have nothing waiting yet.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dsec.errors import BadRequest
 T = TypeVar("T")
 
 MOST_WEIGHT: Final = 1000
+_KEPT: Final = 10  # a tenth of the places is only for projects that have nothing waiting
 _LOOKED_AT: Final = 2
 _SPARE: Final = 64  # entries that no longer count, before the heap is made anew
 
@@ -54,6 +55,7 @@ class FairQueue(Generic[T]):
         if bound < 0:
             raise BadRequest(f"queue: {bound} is less than 0")
         self.bound = bound
+        self._kept = -(-bound // _KEPT)
         self._flows: OrderedDict[str, _Flow[T]] = OrderedDict()
         self._heap: list[tuple[float, int, str]] = []
         self._now = 0.0  # virtual
@@ -75,7 +77,10 @@ class FairQueue(Generic[T]):
     def room(self, project: str, weight: float = 1.0) -> int:
         """How many a project may have waiting at this moment, those that wait included."""
         free = self.bound - self._count
-        return min(int(free * max(weight, 1.0)), self.waiting(project) + free)
+        if free <= 0:
+            return 0
+        shared = max(free - self._kept, 0)
+        return max(min(int(shared * max(weight, 1.0)), self.waiting(project) + shared), 1)
 
     def push(self, project: str, item: T, *, weight: float = 1.0, cost: float = 1.0) -> Ticket[T] | None:
         """Let it wait; None: there is no room for it. ``weight`` is the project's from now on."""
