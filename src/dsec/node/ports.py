@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from dsec.errors import Busy, NotFound, RuntimeUnavailable
+from dsec.errors import Busy, Conflict, NotFound, RuntimeUnavailable, TimedOut
 from dsec.model.checks import check_count
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft, Phase
@@ -107,7 +107,7 @@ class Ports(PortService):
         self._making += 1
         try:
             plain = await handle.runtime.dial(handle.id, port, CONNECT_SECONDS)
-        except (NotFound, RuntimeUnavailable) as exc:
+        except (NotFound, RuntimeUnavailable, Conflict, TimedOut) as exc:
             loss = handle.loss("before it took the connection")
             if loss is not None:
                 raise loss from exc

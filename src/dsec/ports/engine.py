@@ -518,7 +518,7 @@ class PortService(ABC):
 
         Raises:
             BadRequest: no port. Unsupported: its level has no network of its own.
-            RuntimeUnavailable: nothing listens there, or it does not take the connection in time. Busy.
+            Conflict: nothing listens there. TimedOut: what listens does not take the connection. Busy: it has too many.
         """
 
 

@@ -154,7 +154,7 @@ class Runtime(ABC):
 
         Raises:
             Unsupported: the level has no network of its own. NotFound.
-            RuntimeUnavailable: nothing took the connection within ``timeout`` seconds.
+            Conflict: nothing listens there. TimedOut: what listens did not take the connection within ``timeout`` seconds. Busy.
         """
         del port, timeout
         raise Unsupported(

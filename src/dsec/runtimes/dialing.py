@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from dsec.errors import Busy, DsecError, NotFound, RuntimeUnavailable
+from dsec.errors import Busy, Conflict, DsecError, NotFound, RuntimeUnavailable, TimedOut
 from dsec.model.ids import SandboxId
 
 _CLONE_NEWNET: Final = 0x4000_0000
@@ -164,7 +164,7 @@ def _connected(pidfd: int, port: int, timeout: float) -> socket.socket:
 def _refused(sandbox: SandboxId, port: int, error: OSError) -> DsecError:
     match error.errno:
         case errno.ECONNREFUSED:
-            return RuntimeUnavailable(
+            return Conflict(
                 f"nothing listens on port {port} of {sandbox}",
                 hint="start the program there, let it listen on 127.0.0.1 or 0.0.0.0, and retry",
                 port=port,
@@ -172,7 +172,9 @@ def _refused(sandbox: SandboxId, port: int, error: OSError) -> DsecError:
         case errno.ESRCH:
             return _absent(sandbox)
         case None | errno.ETIMEDOUT:
-            words = "the program that listens does not take the connection"
+            return TimedOut(
+                f"port {port} of {sandbox}: the program that listens does not take the connection", port=port
+            )
         case _:
             words = error.strerror or type(error).__name__
-    return RuntimeUnavailable(f"port {port} of {sandbox}: {words}", hint="retry", port=port)
+            return RuntimeUnavailable(f"port {port} of {sandbox}: {words}", hint="retry", port=port)

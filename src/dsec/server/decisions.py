@@ -10,15 +10,35 @@ from starlette.responses import Response
 from dsec.errors import BadRequest
 from dsec.model.ids import parse_sandbox_id
 from dsec.model.journal import Record
+from dsec.model.tenants import Principal
+from dsec.ports.engine import Services
+from dsec.ports.idempotency import Begun
 from dsec.server.bodies import json_of, parsed
 from dsec.server.context import Engine, answer
 from dsec.server.documents import call
+from dsec.server.recovery import SLACK
+
+ACT: Final = "decision"
 
 router: Final = APIRouter(prefix="/v1/sandboxes/{sandbox}/decisions", tags=["decisions"])
 
 
+async def _kept(
+    services: Services, caller: Principal, mark: str, begun: Begun, **arguments: Any
+) -> Response | None:
+    """The record that an interrupted try kept."""
+    del caller, mark
+    decision, after = parsed(await json_of(arguments["request"])), 0
+    while records := await services.observe.events(parse_sandbox_id(arguments["sandbox"]), after=after):
+        for record in records:
+            if record.act == ACT and record.at >= begun.at - SLACK and record.payload == decision:
+                return answer(record, 201)
+        after = records[-1].seq
+    return None
+
+
 @router.post("", operation_id="decide", summary="Keep a decision in the sandbox's journal.", status_code=201)
-@call(body=dict[str, Any], answer=Record, status=201, creates=True)
+@call(body=dict[str, Any], answer=Record, status=201, creates=True, recover=_kept)
 async def decide(request: Request, sandbox: str, services: Engine) -> Response:
     """An object of JSON of the caller's own, up to 32 KiB: the plan, the tool that was chosen, the alternatives, ids of a trace."""
     which = parse_sandbox_id(sandbox)

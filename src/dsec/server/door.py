@@ -15,9 +15,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dsec.errors import BadRequest, Denied, Unauthenticated
 from dsec.model.tenants import OWNER, Principal
+from dsec.model.tenants import Scope as KeyScope
 from dsec.ports.gate import Gate
 from dsec.server.failures import answer_to, failure, stopping
 from dsec.server.hot import Hot
+from dsec.server.port_headers import token_of
 
 PEER: Final = "dsec.peer"
 """In the state of a connection: the uid at the other end of a unix socket, put there by whoever listens."""
@@ -87,12 +89,28 @@ class Door:
         peer = scope.get("state", {}).get(PEER)
         if peer is not None and peer in (self._uid, _ROOT):
             return OWNER
+        token = token_of(scope)
+        if token is not None:
+            return await self._by_token(token)
         key, basic = key_of(scope["headers"])
         if basic and scope.get("method", "GET") not in _SAFE:
             site = HTTPConnection(scope).headers.get("sec-fetch-site", "same-origin")
             if site not in ("same-origin", "none"):
                 raise Denied("another site made the browser ask", hint="send the key as a bearer token")
         return await self._gate.principal(key)
+
+    async def _by_token(self, token: str) -> Principal:
+        """Whom a token in an address or beside other keys lets in: addresses are written down in many places, and are no place for more than one sandbox.
+
+        Raises: Unauthenticated, Busy.
+        """
+        principal = await self._gate.principal(_sound(token.encode("latin-1")))
+        if principal.scope is not KeyScope.SANDBOX:
+            raise Unauthenticated(
+                "dsec_token: only a sandbox's own token may stand there",
+                hint="POST /v1/sandboxes/{id}/token makes one",
+            )
+        return principal
 
 
 class _Begun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -12,6 +12,9 @@ from starlette.responses import Response
 from dsec.model.built import Built, Tagged
 from dsec.model.ids import parse_snapshot_id
 from dsec.model.paging import MOST_IN_PAGE
+from dsec.model.tenants import Principal
+from dsec.ports.engine import Services
+from dsec.ports.idempotency import Begun
 from dsec.server.bodies import MAX_JSON, body_of, collected, pieces_of
 from dsec.server.context import Engine, answer
 from dsec.server.documents import BYTES, call
@@ -54,8 +57,16 @@ class TagPage(msgspec.Struct, kw_only=True):
     next: str
 
 
+async def _again(
+    services: Services, caller: Principal, mark: str, begun: Begun, **arguments: Any
+) -> Response | None:
+    """The same document, or snapshot, over the same base gives the same: what was cut off is simply done again."""
+    del services, caller, mark, begun, arguments
+    return None
+
+
 @router.post("", operation_id="buildTemplate", summary="Build a template.", status_code=201)
-@call(body=YAML, answer=Built, status=201, creates=True)
+@call(body=YAML, answer=Built, status=201, creates=True, recover=_again)
 async def build(
     request: Request,
     services: Engine,
@@ -99,7 +110,7 @@ async def rollback(request: Request, services: Engine) -> Response:
 @router.post(
     "/promote", operation_id="promoteSnapshot", summary="Make a template of a snapshot.", status_code=201
 )
-@call(body=PromoteRequest, answer=Built, status=201, creates=True)
+@call(body=PromoteRequest, answer=Built, status=201, creates=True, recover=_again)
 async def promote(request: Request, services: Engine) -> Response:
     body = await body_of(request, PromoteRequest)
     snapshot = parse_snapshot_id(body.snapshot)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from contextlib import suppress
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from dsec.errors import Denied
+from dsec.errors import Denied, NotFound
 from dsec.model.checks import shown
 from dsec.model.paging import MOST_IN_PAGE
 from dsec.model.tenants import Principal, Scope
 from dsec.model.volumes import DEFAULT_SIZE_MIB, VolumeInfo, check_project, check_size_mib, check_volume_name
+from dsec.ports.engine import Services
+from dsec.ports.idempotency import Begun
 from dsec.server.bodies import body_of
 from dsec.server.context import Caller, Engine, answer
 from dsec.server.documents import call
 from dsec.server.pages import Cursor, Key, Limit, page_of
+from dsec.server.recovery import SLACK
 
 router: Final = APIRouter(prefix="/v1/volumes", tags=["volumes"])
 
@@ -48,8 +52,21 @@ def of_project(named: str, caller: Principal) -> str:
     return named
 
 
+async def _made(
+    services: Services, caller: Principal, mark: str, begun: Begun, **arguments: Any
+) -> Response | None:
+    """The volume that an interrupted try made."""
+    del mark
+    body = await body_of(arguments["request"], VolumeRequest)
+    with suppress(NotFound):
+        found = await services.volumes.get(of_project(body.project, caller), body.name)
+        if found.created_at >= begun.at - SLACK:
+            return answer(found, 201)
+    return None
+
+
 @router.post("", operation_id="createVolume", summary="Make an empty volume.", status_code=201)
-@call(body=VolumeRequest, answer=VolumeInfo, status=201, creates=True)
+@call(body=VolumeRequest, answer=VolumeInfo, status=201, creates=True, recover=_made)
 async def create(request: Request, services: Engine, caller: Caller) -> Response:
     body = await body_of(request, VolumeRequest)
     check_volume_name("name", body.name)
