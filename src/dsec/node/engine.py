@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from dsec.core.machine import LIVE
+from dsec.core.residence import ALL_STAY, Residence
 from dsec.errors import DsecError, RuntimeUnavailable
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Level
@@ -20,12 +21,14 @@ from dsec.node.handles import Handle, Table
 from dsec.node.janitor import FIRST_WAIT, Janitor
 from dsec.node.kit import Kit
 from dsec.node.lifecycle import Lifecycle
+from dsec.node.memory import available
 from dsec.node.observe import Observe
 from dsec.node.pool import Pool
 from dsec.node.pooling import Pooling
 from dsec.node.ports import Ports
 from dsec.node.reaper import Reaper
 from dsec.node.reconciler import Reconciler
+from dsec.node.resting import Resting
 from dsec.node.runs import Runner
 from dsec.node.scratch import ScratchExecs
 from dsec.node.snapshots import Snapshotting
@@ -53,6 +56,7 @@ class Engine:
         pool: of the ready sandboxes of these runtimes, where any are kept.
         durable: sandboxes outlive this engine, and :meth:`open` adopts those of an earlier one.
         retry: seconds before a failed clean-up is tried again, doubling.
+        residence: when sandboxes that nobody uses are frozen and hibernated. memory_left: the share of the machine's memory that is available; it may block.
         admission: when sandboxes may be woken; None = at once.
     """
 
@@ -76,6 +80,8 @@ class Engine:
         clock: Clock | None = None,
         retry: float = FIRST_WAIT,
         admission: Admission | None = None,
+        residence: Residence = ALL_STAY,
+        memory_left: Callable[[], float] = available,
     ) -> None:
         self._durable = durable
         clock = clock or SystemClock()
@@ -91,9 +97,11 @@ class Engine:
         )
         self.kit = kit
         self.janitor = Janitor(journal, work, clock, first_wait=retry)
-        self.reaper = Reaper(kit, self._reap)
+        self.reaper = Reaper(kit, self._reap, self.janitor)
         self.claims = Claims(volumes)
         self.lifecycle = Lifecycle(runtimes, kit, self.janitor, self._look_after, self.claims)
+        self.resting = Resting(residence, kit, self.lifecycle, memory_left)
+        self.lifecycle.residence = self.resting.told
         self.execs = Execs(kit.table, journal, Runner(journal, guests, work, clock))
         self.reconciler = Reconciler(
             runtimes, layers, kit, self.lifecycle, self.execs, self.janitor, self.reaper.watch
@@ -131,10 +139,12 @@ class Engine:
             for living in await self.kit.sandboxes.list(LIVE):
                 self.claims.hold(living.id, living.spec)
             await self.reconciler.compare()
+            await self.reconciler.dormant()
             await self.snapshots.compare()
             await self.volumes.compare()
         self.kit.work.spawn(self.reaper.run())
         self.kit.work.spawn(self.reconciler.run())
+        self.kit.work.spawn(self.resting.run())
         return self._services
 
     def ended(self, ended: Ended) -> None:

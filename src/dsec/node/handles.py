@@ -47,6 +47,8 @@ class Handle:
             settling: that is being done.
         remaking: it is being rolled back. frozen: it is paused because nobody used it, and the next act lets it go on.
         unparked: it is recorded as dormant, and something of it may run still. gap: seconds between two acts, on average.
+        seen_cpu: when (boot seconds) its processor time was last looked at, and what it was. look_at: before that moment (boot seconds) nobody need look whether it may rest;
+            decided: when that was last decided, and how, in words.
         removal: the destroy in progress. ending: set when its end has begun. over: set when it has ended and nothing is left.
     """
 
@@ -65,6 +67,9 @@ class Handle:
     frozen: bool = False
     unparked: bool = False
     gap: float = 0.0
+    seen_cpu: tuple[float, float] = (0.0, 0.0)
+    look_at: float = 0.0
+    decided: tuple[float, str] = (0.0, "")
     guest: Guest | None = None
     env: dict[str, str] = field(default_factory=dict)
     runs: dict[ExecId, Ongoing] = field(default_factory=dict)

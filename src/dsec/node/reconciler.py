@@ -10,7 +10,7 @@ from typing import Final
 
 from dsec.core.deadlines import Moment
 from dsec.core.machine import LIVE, Event
-from dsec.errors import DsecError, NotFound, UnknownOutcome
+from dsec.errors import DsecError, NotFound, SandboxFailed, UnknownOutcome
 from dsec.model.execs import ExecInfo
 from dsec.model.ids import ExecId, SandboxId
 from dsec.model.journal import Draft, Phase
@@ -20,7 +20,7 @@ from dsec.node.execs import Execs
 from dsec.node.handles import Handle
 from dsec.node.janitor import Janitor
 from dsec.node.kit import Kit
-from dsec.node.lifecycle import Lifecycle
+from dsec.node.lifecycle import RESIDENCE, Lifecycle
 from dsec.node.reaper import end_of
 from dsec.node.scratch import LABEL as SCRATCH
 from dsec.node.steps import spawner_deadline
@@ -29,6 +29,8 @@ from dsec.ports.storage import Layers
 
 EVERY: Final = 60.0  # seconds
 AT_ONCE: Final = 256  # records in one append
+
+RESTARTED: Final = "the machine was restarted; its files were kept"
 
 Found = dict[SandboxId, Level]
 
@@ -73,6 +75,24 @@ class Reconciler:
                 await self._alone(row.id, partial(self._row, row, running))
         for sandbox in (running.keys() | layers) - rows.keys():
             await self._alone(sandbox, partial(self._remains, sandbox, running.get(sandbox)))
+
+    async def dormant(self) -> None:
+        """After a start: of one that is recorded as hibernated the files must be there."""
+        levels, after = {level for level, runtime in self._runtimes.items() if runtime.flags}, ""
+        while True:
+            page = await self._kit.sandboxes.page(states=(State.HIBERNATED,), after=after, limit=AT_ONCE)
+            for row in page.items:
+                there = row.spec.level not in levels or self._runtimes[row.spec.level].keeps(row.id)
+                if not there and row.id not in self._kit.table:
+                    await self._alone(row.id, partial(self._without_files, row))
+            after = page.next
+            if not after:
+                return
+
+    async def _without_files(self, row: SandboxInfo) -> None:
+        handle = self._lifecycle.adopt(row)
+        with suppress(SandboxFailed):
+            await self._lifecycle.dormancy.lose(handle)
 
     async def _running(self) -> tuple[Found, set[Level]]:
         """What runs, and the levels that could tell. Of the others nothing is known, so nothing of theirs is touched."""
@@ -125,9 +145,20 @@ class Reconciler:
         await self._lifecycle.clean(handle)
 
     async def _missing(self, handle: Handle) -> None:
+        """It ran, and does not. What the machine's restart ended keeps its files, where they outlive that."""
+        if handle.info.boot_id != self._kit.clock.now().boot_id and self._outlives(handle):
+            await self._lose_execs(handle, "the machine was restarted while it ran")
+            async with handle.lock:
+                await self._lifecycle.dormancy.hibernate(handle, RESTARTED, event=Event.REBOOTED)
+            return
         await self._lose_execs(handle, "its sandbox was lost while no engine ran")
         ended = Ended(id=handle.id, reason="it did not run any more when the engine came back")
         await self._lifecycle.died(handle, ended, Event.MISSING)
+
+    def _outlives(self, handle: Handle) -> bool:
+        """A throw-away copy, whose command nobody waits for any more, keeps nothing."""
+        able = Flag.HIBERNATE in handle.info.flags and SCRATCH not in handle.info.spec.labels
+        return able and handle.runtime.keeps(handle.id)
 
     async def _remains(self, sandbox: SandboxId, level: Level | None) -> None:
         """Runs or lies there, and is not recorded as living: end it."""
@@ -137,6 +168,9 @@ class Reconciler:
             row = await self._kit.sandboxes.get(sandbox)
             if row.state in LIVE:
                 return  # made since the first look
+            if row.state is State.HIBERNATED:
+                await self._half_dormant(row, level)
+                return
         except NotFound:
             pass
         for runtime in self._runtimes.values():
@@ -146,6 +180,15 @@ class Reconciler:
             await self._layers.discard(sandbox)
         note = Draft(chain="engine", act="sandbox.stray", phase=Phase.NOTE, payload={"sandbox": sandbox})
         await self._kit.journal.append(note)
+
+    async def _half_dormant(self, row: SandboxInfo, level: Level | None) -> None:
+        """Its files are as they should be; nothing of it may run."""
+        await asyncio.sleep(0)  # there may be many
+        if level is None:
+            return
+        listed = await self._runtimes[level].list()  # it may have ended since the first look
+        if row.id in {one.id for one in listed} and row.id not in self._kit.table:
+            await self._lifecycle.dormancy.finish(row)
 
     # Adopting
 
@@ -168,17 +211,18 @@ class Reconciler:
         self._left[handle.id] = await self._open(handle)
         handle.unsettled = True
         if paused:
-            handle.paused_at = await self._paused_since(handle)
+            handle.paused_at, handle.frozen = await self._paused_since(handle)
         else:
             await self.settle(handle)
         self._watch(handle)
 
-    async def _paused_since(self, handle: Handle) -> float:
-        """When it was paused, in boot seconds: from the journal, by the wall clock."""
+    async def _paused_since(self, handle: Handle) -> tuple[float, bool]:
+        """When it was paused, in boot seconds, and whether because nobody used it: from the journal, by the wall clock."""
         now: Moment = self._kit.clock.now()
         last = await self._kit.journal.latest(handle.id, "sandbox.pause", limit=1)
         since = last[0].at if last else now.wall
-        return now.boot - max(now.wall - since, 0.0)
+        frozen = bool(last) and last[0].payload.get("cause") == RESIDENCE
+        return now.boot - max(now.wall - since, 0.0), frozen
 
     async def settle(self, handle: Handle) -> None:
         """Find the true outcome of every command that an earlier engine left open."""

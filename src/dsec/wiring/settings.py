@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final, get_args
 
+from dsec.core.residence import ALL_STAY, Residence
 from dsec.errors import (
     BadRequest,
     IsolationUnavailable,
@@ -44,6 +45,7 @@ class Settings:
             1 MiB. None = no bound.
         progress: told, from other threads, what a build of an image is doing.
         wait: seconds for which a durable engine waits when another one has its home.
+        residence: after how many seconds without any act sandboxes are frozen and hibernated; as it is, never.
 
     Raises:
         BadRequest: the message names the field.
@@ -61,6 +63,7 @@ class Settings:
     images_bytes: int | None = None
     progress: Progress | None = None
     wait: float = 10.0
+    residence: Residence = ALL_STAY
 
     @property
     def store(self) -> Path:
@@ -94,6 +97,12 @@ class Settings:
         check_count("settings.pool", self.pool, 0, MOST)
         check_count("settings.pool_memory", self.pool_memory, MIB, _MOST_BYTES)
         check_seconds("settings.wait", self.wait)
+        residence: object = self.residence
+        if not isinstance(residence, Residence):
+            raise BadRequest(
+                f"settings.residence: {shown(residence)} is not Residence",
+                hint="Residence(freeze=300, hibernate=1800)",
+            )
         _check_host_paths(self.host_paths)
 
 
