@@ -67,7 +67,7 @@ class Call:
 
     method: str
     path: str
-    query: Mapping[str, Any] = _NONE
+    query: Mapping[str, Any] = field(default_factory=lambda: _NONE)
     body: bytes | AsyncIterator[bytes] | None = None
     kind: str = JSON
     accept: str = VALUES
@@ -75,7 +75,7 @@ class Call:
     again: bool = False
     patience: float | None = QUICK
     most: int = SMALL
-    headers: Mapping[str, str] = field(default=_NONE)
+    headers: Mapping[str, str] = field(default_factory=lambda: _NONE)
 
     @property
     def repeatable(self) -> bool:
