@@ -18,24 +18,22 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Protocol, TypeVar
 
+from dsec.control.built_json import from_json, to_json
 from dsec.errors import BadRequest, Busy, Denied, DsecError, NotFound, StoreDamaged
 from dsec.images.builds import open_lock
 from dsec.images.disk import MOST_BYTES, damaged, read_small, typed
 from dsec.images.holds import BUILT
 from dsec.images.shelf import DIGEST, write_whole
-from dsec.model.built import Built, Note, Tagged
+from dsec.model.built import Built, Tagged
 from dsec.model.checks import shown
-from dsec.templates.dump import canonical_json
 from dsec.templates.dump import digest as blueprint_of
-from dsec.templates.restore import restore
 
 LATEST: Final = "latest"
-_NOTES: Final = ("unenforced", "floating")
 _REFERENCE: Final = re.compile(
     r"(?P<name>[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
@@ -66,10 +64,12 @@ class TemplateStore:
 
     Args:
         keeping: the images that are named here; None: nobody ever removes one.
+        project: whose they are, where they are not everybody's.
     """
 
-    def __init__(self, root: Path, keeping: Keeping | None = None) -> None:
+    def __init__(self, root: Path, keeping: Keeping | None = None, *, project: str = "") -> None:
         self._root = root
+        self._project = project
         self._keeping = keeping
         self._read: OrderedDict[str, tuple[_Stamp, Built]] = OrderedDict()  # by digest, last used last
         self._tags: OrderedDict[tuple[str, str], tuple[_Stamp, str]] = (
@@ -94,7 +94,7 @@ class TemplateStore:
         """Before the record: whoever is killed in between has held nothing for longer than minutes."""
         if self._keeping is not None:
             for digest in dict.fromkeys((built.base_digest, *built.layers)):
-                self._keeping.hold(digest, owner_of(built.digest))
+                self._keeping.hold(digest, owner_of(built.digest, self._project))
 
     def find(self, reference: str) -> Built:
         """The one that ``name[:tag]`` or ``name@sha256:…`` means.  Raises: NotFound, BadRequest, StoreDamaged."""
@@ -123,6 +123,14 @@ class TemplateStore:
                 return None
             self._read.move_to_end(digest)
             return known[1]
+
+    def has_tag(self, reference: str) -> bool:
+        """Whether there is something here that it could mean; only a look, as :meth:`remembered`."""
+        try:
+            name, tag, digest = _parsed(reference)
+        except BadRequest:
+            return False
+        return _stamp(self._path(digest) if digest else self._tag_path(name, tag)) is not None
 
     def tags(self) -> tuple[Tagged, ...]:
         """What every tag means, by name and tag.  Raises: StoreDamaged, Denied."""
@@ -171,7 +179,7 @@ class TemplateStore:
             for digest in (*(built.digest for built in gone), *self._broken()):
                 self._path(digest).unlink(missing_ok=True)
                 if self._keeping is not None:  # who is killed before leaves references that count for nothing
-                    self._keeping.let_go(owner_of(digest))
+                    self._keeping.let_go(owner_of(digest, self._project))
         return gone
 
     def _of(self, name: str) -> Iterator[Built]:
@@ -276,9 +284,9 @@ class TemplateStore:
                 os.close(descriptor)
 
 
-def owner_of(digest: str) -> str:
-    """As whom a built template holds its images."""
-    return f"template-{digest.removeprefix('sha256:')}"
+def owner_of(digest: str, project: str = "") -> str:
+    """As whom a built template holds its images; ``project``: that has a record of its own."""
+    return f"template-{digest.removeprefix('sha256:')}{'-' if project else ''}{project}"
 
 
 def check_tag(name: str, tag: str) -> None:
@@ -377,22 +385,3 @@ def _nothing(reference: str) -> NotFound:
         hint="'base' always exists; `dsec template ls` shows those that were built",
         template=reference,
     )
-
-
-def to_json(built: Built) -> dict[str, Any]:
-    """All of one, as JSON has it."""
-    notes = {name: [asdict(note) for note in getattr(built, name)] for name in _NOTES}
-    template = json.loads(canonical_json(built.template))
-    plain = {each.name: getattr(built, each.name) for each in fields(built)}
-    return {**plain, **notes, "template": template, "layers": list(built.layers)}
-
-
-def from_json(value: Mapping[str, Any]) -> Built:
-    """Back; its digest is not looked at.  Raises: BadRequest, and what Python raises of values that are none."""
-    facts = dict(value)
-    facts["template"] = restore(facts["template"])
-    facts["layers"] = tuple(facts["layers"])
-    facts["packages"] = tuple(facts.get("packages", ()))
-    for name in _NOTES:
-        facts[name] = tuple(Note(**note) for note in facts[name])
-    return Built(**facts)

@@ -1,8 +1,8 @@
 """Who needs an image: the references in ``held`` of a store, each of which ends with what it is of.
 
 That of an engine is a file that names its home, and the device on which that lies: when the home is gone, so is the need. That of a built
-template (``template-<digest>``) counts for as long as the template's own record is there; before the record is written it counts for a
-few minutes, so that whoever is killed in between holds nothing for long.
+template (``template-<digest>``, or ``template-<digest>-<project>`` of one that is not everybody's) counts for as long as the template's own
+record is there; before the record is written it counts for a few minutes, so that whoever is killed in between holds nothing for long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ TEMPLATES: Final = "templates"
 BUILT: Final = "built"
 """Directory of their records, ``<digest>.json``, in that."""
 HOME_BYTES: Final = 8192
-_TEMPLATE: Final = re.compile(r"template-([0-9a-f]{64})")
+PROJECTS: Final = "projects"
+"""Directory of those that have templates of their own, in the one of built templates: ``<project>/built/<digest>.json``."""
+_TEMPLATE: Final = re.compile(r"template-([0-9a-f]{64})(?:-([a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?))?")
 _YOUNG: Final = 600.0  # seconds
 
 
@@ -63,7 +65,10 @@ def is_living(path: Path) -> bool:
     """Whether who has a reference may still need it; what cannot be known counts as yes."""
     template = _TEMPLATE.fullmatch(path.name.partition(".")[2])
     if template is not None:
-        record = path.parents[1] / TEMPLATES / BUILT / f"{template[1]}.json"
+        root = path.parents[1] / TEMPLATES
+        if template[2]:
+            root = root / PROJECTS / template[2]
+        record = root / BUILT / f"{template[1]}.json"
         return _is_young(path) or not _is_gone(record)
     home, device = _said(path)
     if not home.startswith(b"/") or not _is_gone(home):

@@ -29,7 +29,7 @@ from dsec.images.tree import file_digest
 from dsec.ports.storage import SHOWABLE, Image, ImageConfig
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_OWNER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,159}")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _DIRECTORIES: Final = ("images", "names", "made", "building", "locks", "held")
 _MADE: Final = re.compile(
@@ -213,7 +213,7 @@ class Shelf:
             )
         if not _OWNER.fullmatch(owner):
             raise BadRequest(
-                f"owner: {owner!r:.200} is no name", hint="letters, digits, '.', '_', '-'; 128 at most"
+                f"owner: {owner!r:.200} is no name", hint="letters, digits, '.', '_', '-'; 160 at most"
             )
         return self.root / "held" / f"{digest.removeprefix('sha256:')}.{owner}"
 
