@@ -82,6 +82,7 @@ class ExecRequest:
         timeout: seconds until the whole process tree is ended, 0 = none.
         stdin: all of standard input, or None. stdin_open: more of it comes later, piece by piece.
         scratch: in a throw-away copy of the sandbox.
+        mark: recorded with its intent, so that whoever asked for it finds it again; "" = none.
     """
 
     argv: tuple[bytes, ...]
@@ -93,6 +94,7 @@ class ExecRequest:
     stdin_open: bool = False
     pty: PtySize | None = None
     scratch: bool = False
+    mark: str = ""
 
     def __post_init__(self) -> None:
         size = _check_argv(self.argv)

@@ -83,6 +83,8 @@ def exec_intent(sandbox: SandboxId, command: Command, request: ExecRequest) -> D
         payload["stdin"] = digest(request.stdin)
     if request.pty is not None:
         payload["pty"] = True
+    if request.mark:
+        payload["request"] = request.mark
     return Draft(chain=sandbox, act=EXEC, phase=Phase.INTENT, ref=command.id, payload=payload)
 
 

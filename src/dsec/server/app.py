@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
@@ -14,19 +14,51 @@ from starlette.types import ASGIApp
 import dsec
 from dsec.errors import DsecError
 from dsec.ports.gate import Gate
-from dsec.server import execs, sandboxes
+from dsec.server import (
+    decisions,
+    execs,
+    images,
+    pool,
+    ports,
+    problems,
+    sandboxes,
+    snapshots,
+    templates,
+    volumes,
+)
 from dsec.server.documents import openapi
 from dsec.server.door import Door
 from dsec.server.failures import handled
 from dsec.server.hot import Hot
+from dsec.server.idempotency import Flights
 
-ROUTERS: Final[tuple[APIRouter, ...]] = (sandboxes.router, execs.router)
+ROUTERS: Final[tuple[APIRouter, ...]] = (
+    sandboxes.router,
+    execs.router,
+    decisions.router,
+    templates.router,
+    snapshots.router,
+    volumes.router,
+    images.router,
+    pool.router,
+    problems.router,
+    ports.router,
+)
 """Every room of routes. A path that is fixed comes before one that takes anything."""
 
 _ABOUT: Final = (
     "Sandboxes for agents. Every call but `/health` needs a key. Errors are "
     '`{"error": {"code", "message", "hint", "retryable", "facts"}}`; lists are read a page at a time; '
     "calls that make something take an `Idempotency-Key`."
+)
+
+
+_HANDLED: Final = (
+    DsecError,
+    RequestValidationError,
+    WebSocketRequestValidationError,
+    HTTPException,
+    ClientDisconnect,
 )
 
 
@@ -38,9 +70,7 @@ class Application(FastAPI):
     """
 
     def __init__(self, gate: Gate, routers: tuple[APIRouter, ...], **parts: object) -> None:
-        handlers: dict[Any, Any] = dict.fromkeys(
-            (DsecError, RequestValidationError, HTTPException, ClientDisconnect), handled
-        )
+        handlers: dict[Any, Any] = dict.fromkeys(_HANDLED, handled)
         super().__init__(
             title="DSec",
             version=dsec.__version__,
@@ -50,6 +80,7 @@ class Application(FastAPI):
             redirect_slashes=False,
         )
         self.state.gate = gate
+        self.state.flights = Flights()
         for name, part in parts.items():
             setattr(self.state, name, part)
         for router in routers:
@@ -80,6 +111,7 @@ def make_app(gate: Gate, **parts: object) -> Application:
     """The whole server behind that gate.
 
     Args:
-        parts: what routes find as ``request.app.state.NAME``, beside ``gate``.
+        parts: what routes find as ``request.app.state.NAME``, beside ``gate``: ``idempotency``, an
+            :class:`~dsec.ports.idempotency.IdempotencyStore`, and what rooms of routes say that they need.
     """
     return Application(gate, ROUTERS, **parts)

@@ -91,6 +91,26 @@ async def pieces_of(request: Request, most: int = 0) -> AsyncIterator[bytes]:
         more = message.get("more_body", False)
 
 
+async def first_line(pieces: AsyncIterator[bytes], most: int) -> tuple[bytes, AsyncIterator[bytes]]:
+    """The first line of a body, and what comes behind it.  Raises: BadRequest: there is none of at most ``most`` bytes."""
+    begun = b""
+    async for piece in pieces:
+        begun += piece
+        if b"\n" in piece or len(begun) > most:
+            break
+    line, ended, rest = begun.partition(b"\n")
+    if not ended or len(line) > most:
+        raise BadRequest(f"body: it does not begin with a line of at most {most} bytes")
+    return line, _chained(rest, pieces)
+
+
+async def _chained(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+    async for piece in pieces:
+        yield piece
+
+
 def check_announced(request: Request, most: int) -> None:
     """Raises: TooLarge: the headers say already that it is."""
     length = request.headers.get("content-length", "0")

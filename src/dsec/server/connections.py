@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar, Final
 
 import uvicorn
@@ -19,9 +20,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from dsec.errors import BadRequest, Busy, DsecError, TooLarge
+from dsec.server.bodies import MAX_JSON
 from dsec.server.door import PEER
 from dsec.server.failures import failure
+from dsec.server.presence import PATIENT
 
+_SHORT: Final = len(str(MAX_JSON))  # digits
 _CREDENTIALS: Final = struct.Struct("3i")
 MAX_MESSAGE: Final = 1 << 20  # bytes of one WebSocket message
 
@@ -32,8 +36,8 @@ class Bounds:
 
     Attributes:
         connections: open at once. head: bytes of a request before its body, and of anything else that tells us nothing.
-        read: seconds without a byte of a request that has begun; of a new connection, until its first request is whole.
-        write: seconds in which it takes nothing of what is sent to it. idle: seconds between two requests.
+        read: seconds for the head of a request, also of the first one. idle: seconds between two requests.
+        write: seconds in which it takes nothing of what is sent to it, or sends nothing of a body that has begun.
         alive: seconds after which a machine that does not answer any more is taken for gone.
     """
 
@@ -45,36 +49,47 @@ class Bounds:
     alive: float = 60.0
 
 
+class Phase(Enum):
+    """What of a request a connection waits for."""
+
+    HEAD = "head"
+    BODY = "body"
+    NOTHING = "nothing"
+
+
 class _Watched:
-    """What both kinds of connections tell about themselves: since when they wait for the client, 0.0 = they do not."""
+    """What both kinds of connections tell about themselves. Times are the loop's; 0.0 = it is not so."""
 
     bounds: ClassVar[Bounds] = Bounds()
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
-    reading = 0.0
-    writing = 0.0
-    closing = 0.0
+    writing = 0.0  # since when the client takes nothing
+    closing = 0.0  # since when it should be closed
 
     def overdue(self, now: float) -> bool:
         """Whether the client has kept us waiting for too long."""
         if self.transport.is_closing():
             self.closing = self.closing or now
             return now - self.closing > self.bounds.read
-        late = self.reading and now - self.reading > self.bounds.read
-        return bool(late or (self.writing and now - self.writing > self.bounds.write))
+        return bool(self.writing) and now - self.writing > self.bounds.write
 
     def abort(self) -> None:
+        """End it at once, whatever was still to be sent."""
         self.transport.abort()
 
 
 class Connection(_Watched, HttpToolsProtocol):
     """A connection that speaks HTTP."""
 
+    _phase = Phase.HEAD
+    _begun = 0.0  # of that phase
+    _moved = 0.0  # when something last came
     _silent = 0  # bytes since anything came of them
+    _patient = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.reading = self.loop.time()
+        self._begun = self.loop.time()
         bound = transport.get_extra_info("socket")
         if bound is not None:
             self._known(bound)
@@ -87,14 +102,30 @@ class Connection(_Watched, HttpToolsProtocol):
         else:
             keep_alive(bound, self.bounds.alive)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.reading = self.writing = 0.0
-        super().connection_lost(exc)
+    def overdue(self, now: float) -> bool:
+        """See :class:`_Watched`. A head has to be there in time as a whole; so has a body of JSON; a longer one may take as long as it moves."""
+        if super().overdue(now):
+            return True
+        if self._phase is Phase.HEAD:
+            return now - self._begun > self.bounds.read
+        if self._phase is Phase.NOTHING or self._patient:
+            return False
+        if self.flow.read_paused:  # it is we who do not read
+            self._moved = now
+            return False
+        return now - (self._begun if self._short() else self._moved) > self.bounds.write
+
+    def _short(self) -> bool:
+        return any(name == b"content-length" and len(value) <= _SHORT for name, value in self.headers)
+
+    def _wait(self) -> None:
+        """The body may take its time: it is typed by somebody."""
+        self._patient = True
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        self.reading = self.loop.time()
+        self._moved = self.loop.time()
         self._silent += len(data)
         super().data_received(data)
         if self._silent > self.bounds.head and not self.transport.is_closing():
@@ -102,19 +133,25 @@ class Connection(_Watched, HttpToolsProtocol):
                 TooLarge(f"headers: more than {self.bounds.head} bytes", limit=self.bounds.head), 431
             )
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[PATIENT] = self._wait  # type: ignore[typeddict-unknown-key]
+        self._patient = False
+        if self._phase is not Phase.HEAD:
+            self._phase, self._begun = Phase.HEAD, self._moved
+
     def on_headers_complete(self) -> None:
         self._silent = 0
+        self._phase, self._begun = Phase.BODY, self._moved
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._silent = 0
         super().on_body(body)
-        if self.flow.read_paused:
-            self.reading = 0.0  # it is we who do not read
 
     def on_message_complete(self) -> None:
         self._silent = 0
-        self.reading = 0.0
+        self._phase = Phase.NOTHING
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -124,10 +161,6 @@ class Connection(_Watched, HttpToolsProtocol):
     def resume_writing(self) -> None:
         self.writing = 0.0
         super().resume_writing()
-
-    def handle_websocket_upgrade(self) -> None:
-        self.reading = 0.0
-        super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(BadRequest(f"this is no HTTP: {msg}"))
@@ -140,7 +173,6 @@ class Connection(_Watched, HttpToolsProtocol):
             head = b"HTTP/1.1 %d \r\n" % answer.status_code
             fields = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
             self.transport.write(head + fields + b"connection: close\r\n\r\n" + bytes(answer.body))
-        self.reading = 0.0
         self.transport.close()
 
 

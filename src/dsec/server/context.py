@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from dsec.errors import Denied
@@ -25,6 +26,12 @@ def services_of(request: Request) -> Services:
     """The engine as the caller may see it."""
     gate: Gate = request.app.state.gate
     return gate.services(principal_of(request))
+
+
+def gate_services(connection: HTTPConnection) -> Services:
+    """:func:`services_of`, also for a WebSocket."""
+    gate: Gate = connection.app.state.gate
+    return gate.services(connection.scope["dsec.principal"])
 
 
 Caller = Annotated[Principal, Depends(principal_of)]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
+from dsec.server.idempotency import Endpoint, Recover, once
 from dsec.wire.problems import STATUS
-
-F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
@@ -87,13 +86,19 @@ def call(
     status: int = 200,
     also: Mapping[int, Any] | None = None,
     creates: bool = False,
-) -> Callable[[F], F]:
-    """Say what an endpoint takes and answers; goes below the router's decorator."""
+    recover: Recover | None = None,
+) -> Callable[[Endpoint], Endpoint]:
+    """Say what an endpoint takes and answers; goes below the router's decorator.
+
+    Args:
+        creates: the endpoint makes something: with an ``Idempotency-Key`` it does so once. recover: finds what an interrupted try made.
+    """
     told = Call(body=body, needed=needed, answers={status: answer, **(also or {})}, creates=creates)
 
-    def mark(endpoint: F) -> F:
-        setattr(endpoint, _MARK, told)
-        return endpoint
+    def mark(endpoint: Endpoint) -> Endpoint:
+        marked = once(endpoint, recover) if creates else endpoint
+        setattr(marked, _MARK, told)
+        return marked
 
     return mark
 

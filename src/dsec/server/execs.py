@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from dsec.client.requests import exec_request, pty_size
-from dsec.errors import BadRequest
+from dsec.errors import BadRequest, UnknownOutcome
 from dsec.model.execs import ExecInfo, ExecRequest, ExecResult
-from dsec.model.ids import parse_exec_id, parse_sandbox_id
+from dsec.model.ids import SandboxId, parse_exec_id, parse_sandbox_id
+from dsec.model.tenants import Principal
 from dsec.ports.engine import ExecSession, Services
-from dsec.server.bodies import body_of, pieces_of
+from dsec.ports.idempotency import Begun
+from dsec.server.bodies import MAX_JSON, body_of, first_line, pieces_of, read
 from dsec.server.context import Caller, Engine, answer
 from dsec.server.documents import BYTES, call
-from dsec.server.presence import while_there
+from dsec.server.idempotency import mark_of
+from dsec.server.presence import patient_with, while_sending, while_there
+from dsec.server.recovery import exec_of
 from dsec.server.shapes import Empty, ExecAnswer, ExecBody, Items, PtyBody, SignalBody, Started
 from dsec.server.waits import Timeout, within
 
@@ -23,7 +28,28 @@ router: Final = APIRouter(prefix="/v1/sandboxes/{sandbox}/execs", tags=["execs"]
 
 EXACT: Final = b"application/vnd.dsec+json"
 """In ``Accept``: results as the model has them, all bytes as base64."""
+STREAMED: Final = "application/vnd.dsec.stdin"
+"""A body that is a line of JSON, and behind it standard input."""
 STDIN_MOST: Final = 1 << 30  # bytes in one call
+
+
+async def _found(
+    services: Services, caller: Principal, mark: str, begun: Begun, **arguments: Any
+) -> Response | None:
+    """The command that an interrupted try started: its result, or its id."""
+    del caller, begun
+    request: Request = arguments["request"]
+    which = parse_sandbox_id(arguments["sandbox"])
+    body = await body_of(request, ExecBody)
+    if body.scratch:
+        raise UnknownOutcome("the server was interrupted, and the throw-away copy is gone")
+    known = await exec_of(services, which, mark)
+    if known is None:
+        return None
+    session = await services.execs.attach(which, known)
+    if not body.wait:
+        return answer(Started(id=session.id, pid=session.pid), 201)
+    return answer(told(request, await while_there(request, session.wait())))
 
 
 @router.post(
@@ -31,12 +57,14 @@ STDIN_MOST: Final = 1 << 30  # bytes in one call
     operation_id="exec",
     summary="Run a command: the answer is its result, or with wait=false its id.",
 )
-@call(body=ExecBody, answer=ExecAnswer, also={201: Started}, creates=True)
+@call(body=ExecBody, answer=ExecAnswer, also={201: Started}, creates=True, recover=_found)
 async def run(request: Request, sandbox: str, services: Engine, caller: Caller) -> Response:
     del caller
     which = parse_sandbox_id(sandbox)
+    if request.headers.get("content-type") == STREAMED:
+        return await _streamed(request, which, services)
     body = await body_of(request, ExecBody)
-    asked = request_of(body)
+    asked = request_of(body, mark_of(request))
     if not body.wait:
         session = await services.execs.start(which, asked)
         return answer(Started(id=session.id, pid=session.pid), 201)
@@ -46,7 +74,19 @@ async def run(request: Request, sandbox: str, services: Engine, caller: Caller) 
     return answer(told(request, result))
 
 
-def request_of(body: ExecBody) -> ExecRequest:
+async def _streamed(request: Request, which: SandboxId, services: Services) -> Response:
+    """A line of JSON, and behind it standard input until the body ends; the client that leaves kills the command."""
+    patient_with(request)
+    head, rest = await first_line(pieces_of(request), MAX_JSON)
+    body = read(ExecBody, head)
+    if body.stdin is not None or body.stdin_base64 is not None or not body.wait:
+        raise BadRequest("stdin: it is what follows, and the command is waited for")
+    asked = request_of(body)
+    result = await while_sending(request, rest, lambda stdin: services.execs.run(which, asked, stdin))
+    return answer(told(request, result))
+
+
+def request_of(body: ExecBody, mark: str = "") -> ExecRequest:
     """The command that a body means.  Raises: BadRequest, TooLarge."""
     given = [value for value in (body.argv, body.argv_base64, body.command) if value is not None]
     if len(given) != 1:
@@ -54,7 +94,7 @@ def request_of(body: ExecBody) -> ExecRequest:
     if body.stdin is not None and body.stdin_base64 is not None:
         raise BadRequest("stdin: it is given twice", hint="either stdin or stdin_base64")
     stdin = body.stdin_base64 if body.stdin is None else body.stdin.encode("utf-8", "surrogateescape")
-    return exec_request(
+    asked = exec_request(
         given[0],
         env=body.env,
         cwd=body.cwd,
@@ -65,6 +105,7 @@ def request_of(body: ExecBody) -> ExecRequest:
         pty=None if body.pty is None else pty_size(body.pty.rows, body.pty.cols),
         scratch=body.scratch,
     )
+    return replace(asked, mark=mark) if mark else asked
 
 
 def told(request: Request, result: ExecResult) -> object:
@@ -108,6 +149,15 @@ async def listed(sandbox: str, services: Engine) -> Response:
 async def followed(services: Services, sandbox: str, exec_id: str) -> ExecSession:
     """A command that was started before.  Raises: NotFound, BadRequest."""
     return await services.execs.attach(parse_sandbox_id(sandbox), parse_exec_id(exec_id))
+
+
+@router.get(
+    "/{exec}", operation_id="getExec", summary="See whether a command can be followed, and its process."
+)
+@call(answer=Started)
+async def get(sandbox: str, exec: str, services: Engine) -> Response:
+    session = await followed(services, sandbox, exec)
+    return answer(Started(id=session.id, pid=session.pid))
 
 
 @router.get(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketState
 
 from dsec.errors import BadRequest, DsecError, NotFound, RuntimeUnavailable
 from dsec.wire.problems import STATUS, to_body
@@ -40,7 +41,7 @@ def answer_to(error: Exception) -> Response:
         return failure(error)
     if isinstance(error, ClientDisconnect):
         return Response(status_code=GONE)
-    if isinstance(error, RequestValidationError):
+    if isinstance(error, RequestValidationError | WebSocketRequestValidationError):
         return failure(BadRequest(_first(error)))
     if isinstance(error, HTTPException):
         return _by_status(error)
@@ -53,13 +54,18 @@ def stopping() -> RuntimeUnavailable:
     return RuntimeUnavailable("the server is stopping; sandboxes live on", hint="try again when it is back")
 
 
-async def handled(request: Request, error: Exception) -> Response:
-    """:func:`answer_to` as FastAPI asks for it."""
-    del request
-    return answer_to(error)
+async def handled(connection: HTTPConnection, error: Exception) -> Response:
+    """:func:`answer_to` as FastAPI asks for it; a WebSocket that was not accepted yet is answered, too."""
+    answer = answer_to(error)
+    if isinstance(connection, WebSocket):
+        if connection.application_state is WebSocketState.CONNECTING:
+            await connection.send_denial_response(answer)
+        elif connection.application_state is WebSocketState.CONNECTED:
+            await connection.close(1011)
+    return answer
 
 
-def _first(error: RequestValidationError) -> str:
+def _first(error: RequestValidationError | WebSocketRequestValidationError) -> str:
     """The first thing that is wrong with the parameters, without what was given."""
     found: dict[str, Any] = next(iter(error.errors()), {"loc": (), "msg": "it cannot be read"})
     place = ".".join(str(part) for part in found["loc"] if part not in _PLACES)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
-from contextlib import suppress
-from typing import Any, Final
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
 
 WRITE_SECONDS: Final = 60.0
 """For which a client may take nothing; then it is taken for gone."""
@@ -82,7 +84,16 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def close(pieces: AsyncIterator[bytes]) -> None:
+@asynccontextmanager
+async def ending(pieces: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Let a source end with whoever reads it."""
+    try:
+        yield pieces
+    finally:
+        await close(pieces)
+
+
+async def close(pieces: AsyncIterator[Any]) -> None:
     """Let the source of an answer end now and not when it is collected."""
     if isinstance(pieces, AsyncGenerator):
         with suppress(RuntimeError):  # it is ending already

@@ -8,15 +8,17 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from dsec.errors import Unsupported
-from dsec.model.ids import SandboxId, SnapshotId, parse_sandbox_id
+from dsec.model.ids import SnapshotId, parse_sandbox_id
 from dsec.model.paging import MOST_IN_PAGE, PAGE
 from dsec.model.sandbox import SandboxInfo, SandboxSpec, State
 from dsec.model.tenants import Principal, Scope
 from dsec.ports.engine import Services
+from dsec.server import recovery
 from dsec.server.bodies import body_of
 from dsec.server.context import Caller, Engine, answer
 from dsec.server.documents import call
-from dsec.server.shapes import CreateBody, SandboxPage
+from dsec.server.idempotency import mark_of
+from dsec.server.shapes import BatchBody, CreateBody, Ids, SandboxPage
 from dsec.server.specs import meant
 
 router: Final = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
@@ -29,24 +31,43 @@ Reason = Annotated[str, Query(min_length=1, max_length=200)]
 @router.post(
     "", operation_id="createSandbox", summary="Make a sandbox, completely or not at all.", status_code=201
 )
-@call(body=CreateBody, needed=False, answer=SandboxInfo, status=201, creates=True)
+@call(body=CreateBody, needed=False, answer=SandboxInfo, status=201, creates=True, recover=recovery.created)
 async def create(request: Request, services: Engine, caller: Caller) -> Response:
     body = await body_of(request, CreateBody)
-    spec, snapshot = await meant(body, services, caller)
-    return answer(await made(services, spec, snapshot, cold=body.cold), 201)
-
-
-async def made(
-    services: Services, spec: SandboxSpec, snapshot: SnapshotId | None, *, cold: bool
-) -> SandboxInfo:
-    """One sandbox of that specification."""
-    if cold:
-        if snapshot is not None:
-            raise Unsupported("cold: a sandbox that begins as a snapshot cannot be cold", hint="cold=false")
-        raise Unsupported("cold: there are no cold sandboxes here")
+    spec, snapshot = await meant(body, services, caller, mark_of(request))
+    if body.cold:
+        return answer(await _cold(services, spec, snapshot), 201)
     if snapshot is not None:
-        return await services.snapshots.create(snapshot, spec)
-    return await services.sandboxes.create(spec)
+        return answer(await services.snapshots.create(snapshot, spec), 201)
+    return answer(await services.sandboxes.create(spec), 201)
+
+
+async def _cold(services: Services, spec: SandboxSpec, snapshot: SnapshotId | None) -> SandboxInfo:
+    (made,) = await services.sandboxes.create_cold(without_snapshot(spec, snapshot), 1)
+    return await services.sandboxes.get(made)
+
+
+def without_snapshot(spec: SandboxSpec, snapshot: SnapshotId | None) -> SandboxSpec:
+    """Raises: Unsupported: it begins as a snapshot, which might be gone when it is woken."""
+    if snapshot is not None:
+        raise Unsupported(
+            "cold: what begins as a snapshot cannot be cold", hint="promote the snapshot to a template first"
+        )
+    return spec
+
+
+@router.post(
+    "/batch",
+    operation_id="createColdSandboxes",
+    summary="Write down many sandboxes that are alike; the first act in each makes it.",
+    status_code=201,
+)
+@call(body=BatchBody, answer=Ids, status=201, creates=True, recover=recovery.batch)
+async def batch(request: Request, services: Engine, caller: Caller) -> Response:
+    body = await body_of(request, BatchBody)
+    spec, snapshot = await meant(body, services, caller, mark_of(request))
+    made = await services.sandboxes.create_cold(without_snapshot(spec, snapshot), body.count)
+    return answer(Ids(ids=made), 201)
 
 
 @router.get("", operation_id="listSandboxes", summary="List sandboxes, oldest first, a page at a time.")
@@ -90,8 +111,3 @@ async def destroy(
     del request, caller
     await services.sandboxes.destroy(parse_sandbox_id(sandbox), reason=reason)
     return Response(status_code=204)
-
-
-def of(sandbox: str) -> SandboxId:
-    """The id in a path.  Raises: BadRequest."""
-    return parse_sandbox_id(sandbox)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +11,7 @@ from dsec.model.sandbox import SandboxInfo, SandboxSpec
 
 T = TypeVar("T")
 
-Count = Annotated[int, Meta(ge=1, le=100_000)]
+Count = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 class VolumeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -160,6 +160,46 @@ class SignalBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tree: bool = False
 
 
+Mode = Annotated[int, Meta(ge=0, le=0o7777)]
+Owner = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class MakeDirBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="mkdir"):
+    """Make a directory; with ``parents`` missing parents too, and an existing one is no error."""
+
+    path: str
+    mode: Mode = 0o755
+    parents: bool = False
+
+
+class RenameBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="rename"):
+    """Rename; without ``replace`` an existing target is an error."""
+
+    source: str
+    target: str
+    replace: bool = True
+
+
+class RemoveBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="remove"):
+    """Remove a file, or with ``recursive`` a tree."""
+
+    path: str
+    recursive: bool = False
+
+
+class SetAttrBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="op", tag="setattr"):
+    """Change what is given. Symlinks are followed only with ``follow``."""
+
+    path: str
+    mode: Mode | None = None
+    owner: tuple[Owner, Owner] | None = None
+    mtime_ns: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    follow: bool = True
+
+
+ChangeBody = MakeDirBody | RenameBody | RemoveBody | SetAttrBody
+
+
 class SandboxPage(msgspec.Struct, kw_only=True):
     """A part of a list; ``next`` is the cursor of the next one, "" = this was the last."""
 
@@ -179,14 +219,11 @@ class Ids(msgspec.Struct, kw_only=True):
     ids: tuple[str, ...]
 
 
-class Token(msgspec.Struct, kw_only=True):
-    """A key that is good for one sandbox, and ends with it."""
+class TokenBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """``ttl``: seconds for which the key is good, 0 = for as long as the sandbox is there."""
 
-    token: str
+    ttl: float = 0.0
 
 
 class Empty(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Nothing is to be said."""
-
-
-Anything = dict[str, Any]

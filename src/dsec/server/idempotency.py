@@ -1,0 +1,206 @@
+"""Creating calls with an ``Idempotency-Key``: done once, however often they are asked.
+
+The key is stored before the act and its answer after it. When something came between the two, the next one who asks is answered by what the first
+try made, which carries the request's mark; where nobody can know that, the answer is ``unknown_outcome``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from hashlib import sha256
+from typing import Any, Final, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive
+
+from dsec.errors import BadRequest, DsecError, UnknownOutcome, Unsupported
+from dsec.model.tenants import Principal
+from dsec.ports.engine import Services
+from dsec.ports.idempotency import Begun, IdempotencyStore, Recorded
+from dsec.server.bodies import MAX_JSON, collected
+from dsec.server.context import principal_of, services_of
+from dsec.server.failures import failure
+
+Endpoint = Callable[..., Awaitable[Response]]
+
+HEADER: Final = "idempotency-key"
+REPLAY: Final = "idempotent-replay"
+MARK: Final = "dsec.request"
+"""In the scope of a request: its digest, which goes into what it makes."""
+_KEY: Final = re.compile(r"[!-~]{1,255}")
+_LENGTH: Final = 32  # hexadecimal digits of a mark
+_HARMLESS: Final = frozenset(
+    {
+        *(
+            "bad_request",
+            "unauthenticated",
+            "denied",
+            "not_found",
+            "conflict",
+            "too_large",
+            "busy",
+            "over_quota",
+        ),
+        *("unsupported", "isolation_unavailable", "build_failed", "file_not_found", "file_denied"),
+    }
+)
+"""Codes that say that nothing was made."""
+
+
+class Recover(Protocol):
+    """Finds what an earlier try made.
+
+    Returns the answer that it would have had; None: it made nothing, for certain.
+
+    Raises:
+        UnknownOutcome: nobody can know.
+    """
+
+    def __call__(
+        self, services: Services, caller: Principal, mark: str, begun: Begun, **arguments: Any
+    ) -> Awaitable[Response | None]: ...
+
+
+class Flights:
+    """Requests that are being done here and now, by project and key."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], asyncio.Event] = {}
+
+    async def enter(self, name: tuple[str, str]) -> None:
+        """Wait until nobody else does it."""
+        while (other := self._of.get(name)) is not None:
+            await other.wait()
+        self._of[name] = asyncio.Event()
+
+    def leave(self, name: tuple[str, str]) -> None:
+        self._of.pop(name).set()
+
+
+def mark_of(request: Request) -> str:
+    """The mark that what it makes is to carry, "" = none."""
+    return str(request.scope.get(MARK, ""))
+
+
+def once(endpoint: Endpoint, recover: Recover | None) -> Endpoint:
+    """The same endpoint, which with an ``Idempotency-Key`` does a thing once. It takes ``request``."""
+    if "request" not in inspect.signature(endpoint).parameters:
+        raise TypeError(f"{endpoint.__name__} has no parameter `request`")
+
+    @wraps(endpoint)
+    async def guarded(**arguments: Any) -> Response:
+        request: Request = arguments["request"]
+        key = request.headers.get(HEADER)
+        if key is None:
+            return await endpoint(**arguments)
+        return await _guarded(endpoint, recover, request, key, arguments)
+
+    return guarded
+
+
+async def _guarded(
+    endpoint: Endpoint, recover: Recover | None, request: Request, key: str, arguments: dict[str, Any]
+) -> Response:
+    store = getattr(request.app.state, "idempotency", None)
+    if not isinstance(store, IdempotencyStore):
+        raise Unsupported("Idempotency-Key: this server keeps none", hint="leave it out")
+    if not _KEY.fullmatch(key):
+        raise BadRequest("Idempotency-Key: it is not 1 to 255 printable characters of ASCII")
+    raw = await collected(request, MAX_JSON)
+    caller = principal_of(request)
+    digest = _digest(request, caller, raw)
+    name = (caller.project, key)
+    flights: Flights = request.app.state.flights
+    await flights.enter(name)
+    try:
+        begun = await store.begin(*name, digest)
+        if begun.answer is not None:
+            return _replayed(begun.answer)
+        request.scope[MARK] = digest[:_LENGTH]
+        if not begun.fresh:
+            looking = Request(request.scope, _again(raw, request.receive))
+            found = await _recovered(recover, looking, begun, arguments)
+            if found is not None:
+                await store.finish(*name, _recorded(found))
+                return _replayed(_recorded(found))
+        fresh = Request(request.scope, _again(raw, request.receive))
+        return await _done(store, name, endpoint, {**arguments, "request": fresh})
+    finally:
+        flights.leave(name)
+
+
+async def _done(
+    store: IdempotencyStore, name: tuple[str, str], endpoint: Endpoint, arguments: dict[str, Any]
+) -> Response:
+    """Do it. What failed and may have been done all the same stays begun: the next one who asks looks for it."""
+    try:
+        answer = await endpoint(**arguments)
+    except DsecError as error:
+        if error.code in _HARMLESS:
+            await store.forget(*name)
+        elif isinstance(error, UnknownOutcome):
+            await store.finish(*name, _recorded(failure(error)))
+        raise
+    await store.finish(*name, _recorded(answer))
+    return answer
+
+
+async def _recovered(
+    recover: Recover | None, request: Request, begun: Begun, arguments: dict[str, Any]
+) -> Response | None:
+    if recover is None:
+        raise UnknownOutcome(
+            "the server was interrupted while it did this, and cannot know how far it came",
+            hint="look at what is there, then ask again with another key",
+            begun=begun.at,
+        )
+    given = {**arguments, "request": request}
+    services, caller = services_of(request), principal_of(request)
+    given.pop("services", None)
+    given.pop("caller", None)
+    return await recover(services, caller, mark_of(request), begun, **given)
+
+
+def _digest(request: Request, caller: Principal, raw: bytes) -> str:
+    """Of everything that is asked, and by which project."""
+    parts = (
+        request.method.encode(),
+        request.url.path.encode("utf-8", "surrogateescape"),
+        request.scope["query_string"],
+        caller.project.encode(),
+        request.headers[HEADER].encode(),
+        raw,
+    )
+    whole = sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "big") + part)
+    return whole.hexdigest()
+
+
+def _again(raw: bytes, receive: Receive) -> Receive:
+    """A body that was read, once more."""
+    first = True
+
+    async def again() -> Message:
+        nonlocal first
+        if first:
+            first = False
+            return {"type": "http.request", "body": raw, "more_body": False}
+        return await receive()
+
+    return again
+
+
+def _recorded(answer: Response) -> Recorded:
+    return Recorded(status=answer.status_code, media_type=answer.media_type or "", body=bytes(answer.body))
+
+
+def _replayed(answer: Recorded) -> Response:
+    return Response(
+        answer.body, answer.status, media_type=answer.media_type or None, headers={REPLAY: "true"}
+    )
