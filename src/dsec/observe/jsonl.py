@@ -27,10 +27,10 @@ def jsonl(event: Event, origin: Origin) -> bytes:
         "chain": record.chain,
         "seq": record.seq,
         "at": record.at,
-        "act": record.act,
+        "act": _text(record.act),
         "phase": record.phase.value,
-        "ref": record.ref,
-        "actor": record.actor,
+        "ref": _text(record.ref),
+        "actor": _text(record.actor),
         "payload": record.payload,
         "digest": record.digest,
     }

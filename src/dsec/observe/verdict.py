@@ -22,6 +22,8 @@ ALERTS: Final = frozenset(
     {GAP, REWOUND, "sandbox.failed", "sandbox.cleanup", "sandbox.stray", "journal.checkpoint_cut"}
 )
 """Acts that nobody asked for."""
+REFUSALS: Final = frozenset({"key.refused"})
+"""Acts that say by their name that something was not done."""
 _GOOD: Final = frozenset({"ok", ""})
 
 
@@ -29,7 +31,9 @@ def verdict_of(record: Record) -> Verdict:
     """Of one record."""
     if record.act in ALERTS:
         return Verdict.ALERT
+    if record.act in REFUSALS:
+        return Verdict.FAILED
     if record.phase is Phase.INTENT:
         return Verdict.ASKED
     outcome = record.payload.get("outcome", "")
-    return Verdict.DONE if outcome in _GOOD else Verdict.FAILED
+    return Verdict.DONE if isinstance(outcome, str) and outcome in _GOOD else Verdict.FAILED
