@@ -16,12 +16,12 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from dsec.control.built_json import from_json, to_json
 from dsec.errors import BadRequest, Busy, Denied, DsecError, NotFound, StoreDamaged

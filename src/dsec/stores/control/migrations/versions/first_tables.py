@@ -38,8 +38,6 @@ def upgrade() -> None:
         sa.Column("project", sa.Text, primary_key=True),
         sa.Column("key", sa.Text, primary_key=True),
         sa.Column("request", sa.Text, nullable=False),
-        sa.Column("state", sa.Text, nullable=False),
-        sa.Column("owner", sa.Text, nullable=False),
         sa.Column("status", sa.BigInteger, nullable=False),
         sa.Column("media", sa.Text, nullable=False),
         sa.Column("answer", sa.LargeBinary, nullable=False),
