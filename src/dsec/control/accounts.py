@@ -14,7 +14,7 @@ from typing import Final
 
 from dsec.core.quotas import NOTHING, Holding, Ledger, Reservation, held
 from dsec.model.ids import SandboxId
-from dsec.model.sandbox import SandboxSpec, State
+from dsec.model.sandbox import SandboxInfo, SandboxSpec, State
 
 ACTIVE: Final = (State.PENDING, State.RUNNING, State.PAUSED, State.STOPPING)
 
@@ -71,6 +71,15 @@ class Accounts:
             return NOTHING
         now = held(seen, spec)
         return self._stopping.get(sandbox, now) if seen is State.STOPPING else now
+
+    def found(self, info: SandboxInfo) -> None:
+        """It was recorded before we came. Of what is being destroyed it is not known what it held: all that it might."""
+        now = held(info.state, info.spec)
+        self.ledger.put(info.spec.project, now)
+        if info.state is State.STOPPING:
+            self._stopping[info.id] = now
+        if info.state in ACTIVE:
+            self.active[info.id] = info.spec.project
 
     def moved(
         self,

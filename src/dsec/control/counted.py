@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from dsec.control.accounts import ACTIVE, Accounts
 from dsec.core.quotas import DORMANT, NOTHING, Holding, Reservation, held, may_be_refused, volume
-from dsec.errors import BadRequest, DsecError, NotFound
+from dsec.errors import BadRequest
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft
 from dsec.model.paging import MOST_IN_PAGE, PAGE, Page
 from dsec.model.sandbox import SandboxInfo, SandboxSpec, State
 from dsec.model.volumes import VolumeInfo
-from dsec.ports.journal import Sandboxes, VolumeRecords
+from dsec.ports.journal import Sandboxes, Standing, VolumeRecords
 
 T = TypeVar("T")
 
 
-Done = Callable[[SandboxInfo], None]
+Done = Callable[[T], None]
 Rooms = list[Reservation]  # before the class, in which `list` is a method
 
 
@@ -33,7 +33,7 @@ class CountedSandboxes(Sandboxes):
         self._known: set[str] = set()  # projects whose cold ones are counted
         self._missed = 0  # changes of other projects
         self._knowing = asyncio.Lock()
-        self._doubts: set[asyncio.Task[None]] = set()
+        self._changes: dict[SandboxId, asyncio.Task[Any]] = {}
 
     # Opening
 
@@ -42,10 +42,10 @@ class CountedSandboxes(Sandboxes):
         found = set(projects)
         for info in await self._inner.list(ACTIVE):
             found.add(info.spec.project)
-            self._accounts.moved(info.id, info.spec, None, info.state)
+            self._accounts.found(info)
         async for info in self._hibernated():
             found.add(info.spec.project)
-            self._accounts.moved(info.id, info.spec, None, info.state)
+            self._accounts.found(info)
         for project in sorted(found):
             await self._know(project)
 
@@ -76,11 +76,10 @@ class CountedSandboxes(Sandboxes):
         await self._know(project)
         room = self._accounts.room(project, held(info.state, info.spec))
 
-        def done(_: SandboxInfo) -> None:
+        def done(_: None) -> None:
             self._accounts.moved(info.id, info.spec, None, info.state, room)
 
-        await self._counted(info.id, None, self._inner.add(info, draft), done, [room])
-        done(info)
+        await self._counted(info.id, self._inner.add(info, draft), done, [room])
 
     async def add_many(self, infos: Sequence[SandboxInfo], drafts: Sequence[Draft]) -> None:
         if any(info.state not in DORMANT for info in infos):
@@ -95,7 +94,7 @@ class CountedSandboxes(Sandboxes):
             totals[project] = totals.get(project, NOTHING) + more
         rooms: Rooms = []
 
-        def done(_: SandboxInfo) -> None:
+        def done(_: None) -> None:
             for room in rooms:
                 self._accounts.ledger.settle(room, totals[room.project])
 
@@ -105,12 +104,13 @@ class CountedSandboxes(Sandboxes):
         except BaseException:
             self._release(rooms)
             raise
-        await self._counted(infos[0].id, None, self._inner.add_many(infos, drafts), done, rooms)
-        done(infos[0])
+        await self._counted(infos[0].id, self._inner.add_many(infos, drafts), done, rooms)
 
     async def move(
         self, sandbox: SandboxId, *, seen: State, to: State, draft: Draft, reason: str = ""
     ) -> SandboxInfo:
+        while (earlier := self._changes.get(sandbox)) is not None:
+            await asyncio.wait([earlier])  # its caller went away meanwhile; it is counted first
         room = None
         if may_be_refused(seen, to):
             spec = (await self._inner.get(sandbox)).spec
@@ -124,47 +124,34 @@ class CountedSandboxes(Sandboxes):
                 self._missed += 1  # it is counted when its project is
 
         moving = self._inner.move(sandbox, seen=seen, to=to, draft=draft, reason=reason)
-        info = await self._counted(sandbox, seen, moving, done, [] if room is None else [room])
-        done(info)
-        return info
-
-    # Doubts
+        return await self._counted(sandbox, moving, done, [] if room is None else [room])
 
     async def _counted(
-        self, sandbox: SandboxId, seen: State | None, change: Awaitable[T], done: Done, rooms: Rooms
+        self, sandbox: SandboxId, change: Coroutine[Any, Any, T], done: Done[T], rooms: Rooms
     ) -> T:
-        """Of a change that failed nothing is held. Of one whose caller went away meanwhile it is asked whether it was made."""
-        try:
-            return await change
-        except asyncio.CancelledError:
-            task = asyncio.get_running_loop().create_task(self._settle(sandbox, seen, done, rooms))
-            self._doubts.add(task)
-            task.add_done_callback(self._doubts.discard)
-            raise
-        except BaseException:
-            self._release(rooms)
-            raise
+        """A change that is made to its end, and counted then, whether or not its caller still waits. Of one that failed nothing is held."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes[sandbox] = task
 
-    async def _settle(self, sandbox: SandboxId, seen: State | None, done: Done, rooms: Rooms) -> None:
-        try:
-            info = await self._inner.get(sandbox)
-        except NotFound:
-            info = None
-        except DsecError:  # what was reserved stays so: rather too little is allowed than too much
-            return
-        if info is not None and info.state is not seen:
-            done(info)
-        else:
-            self._release(rooms)
+        def ended(task: asyncio.Task[T]) -> None:
+            if self._changes.get(sandbox) is task:
+                del self._changes[sandbox]
+            if task.cancelled() or task.exception() is not None:
+                self._release(rooms)
+            else:
+                done(task.result())
+
+        task.add_done_callback(ended)
+        return await asyncio.shield(task)
 
     def _release(self, rooms: Rooms) -> None:
         for room in rooms:
             self._accounts.ledger.release(room)
 
     async def settled(self) -> None:
-        """Wait until nothing is in doubt."""
-        while self._doubts:
-            await asyncio.wait(self._doubts)
+        """Wait until every change that was begun is counted."""
+        while self._changes:
+            await asyncio.wait(self._changes.values())
 
     # Looking
 
@@ -187,6 +174,9 @@ class CountedSandboxes(Sandboxes):
 
     async def expiring(self, before: float, limit: int = 1000) -> tuple[SandboxInfo, ...]:
         return await self._inner.expiring(before, limit)
+
+    async def standing(self) -> frozenset[Standing]:
+        return await self._inner.standing()
 
     async def prune(self, keep: int = 10_000) -> int:
         return await self._inner.prune(keep)
