@@ -101,6 +101,7 @@ async def _carry(client: WebSocket, inner: ClientConnection) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     if done == {stopping}:
         await client.close(CloseCode.GOING_AWAY, "the server is stopping")
+        await inner.close(CloseCode.GOING_AWAY)
 
 
 async def _inward(client: WebSocket, inner: ClientConnection) -> None:
