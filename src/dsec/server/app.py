@@ -18,6 +18,7 @@ from dsec.server import (
     decisions,
     execs,
     images,
+    metrics,
     pool,
     ports,
     problems,
@@ -31,6 +32,7 @@ from dsec.server.door import Door
 from dsec.server.failures import handled
 from dsec.server.hot import Hot
 from dsec.server.idempotency import Flights
+from dsec.server.traffic import Metered
 
 ROUTERS: Final[tuple[APIRouter, ...]] = (
     sandboxes.router,
@@ -42,6 +44,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     images.router,
     pool.router,
     problems.router,
+    metrics.router,
     ports.router,
 )
 """Every room of routes. A path that is fixed comes before one that takes anything."""
@@ -87,10 +90,14 @@ class Application(FastAPI):
             self.include_router(router)
         self._routers = routers
         self.door = Door(super().build_middleware_stack(), gate, Hot(_HOT))
+        meters = parts.get("meters")
+        self._outermost = (
+            Metered(self.door, meters.traffic) if isinstance(meters, metrics.Meters) else self.door
+        )
 
     def build_middleware_stack(self) -> ASGIApp:
-        """The door, and all of FastAPI behind it."""
-        return self.door
+        """The door, and all of FastAPI behind it; figures are taken before it."""
+        return self._outermost
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document, made when first asked for."""
@@ -112,6 +119,6 @@ def make_app(gate: Gate, **parts: object) -> Application:
 
     Args:
         parts: what routes find as ``request.app.state.NAME``, beside ``gate``: ``idempotency``, an
-            :class:`~dsec.ports.idempotency.IdempotencyStore`, and what rooms of routes say that they need.
+            :class:`~dsec.ports.idempotency.IdempotencyStore`; ``meters``, :class:`~dsec.server.metrics.Meters`; and what rooms of routes say that they need.
     """
     return Application(gate, ROUTERS, **parts)

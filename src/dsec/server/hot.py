@@ -15,10 +15,12 @@ from starlette.types import Scope
 
 from dsec.model.tenants import Principal
 from dsec.ports.engine import Services
+from dsec.server.traffic import ROUTE
 
 Handler = Callable[[Request, Services, Principal], Awaitable[Response]]
 Endpoint = Callable[..., Awaitable[Response]]
 
+_TEMPLATES: Final = ("/v1/sandboxes", "/v1/sandboxes/{sandbox}", "/v1/sandboxes/{sandbox}/execs")
 _PATH: Final = re.compile(r"/v1/sandboxes(?:/(sb-[a-z2-7]{26})(/execs)?)?")
 
 
@@ -47,6 +49,7 @@ class Hot:
         endpoint = self._of.get((scope["method"], match.lastindex or 0))
         if endpoint is None:
             return None
+        scope[ROUTE] = _TEMPLATES[match.lastindex or 0]
         sandbox = match.group(1)
 
         def handler(request: Request, services: Services, caller: Principal) -> Awaitable[Response]:
