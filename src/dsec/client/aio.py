@@ -25,6 +25,7 @@ from dsec.client.requests import (
     fed_at_start,
     killed,
     kind_of,
+    not_cold,
     pty_size,
     spec_of,
     states_of,
@@ -47,9 +48,19 @@ from dsec.model.files import (
 )
 from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id, parse_snapshot_id
 from dsec.model.images import MOST_BYTES, Freed, ImageInfo
-from dsec.model.journal import Record
+from dsec.model.journal import Json, Record
 from dsec.model.pool import PoolInfo
-from dsec.model.sandbox import Flag, Level, Limits, Metrics, Problem, SandboxInfo, SandboxSpec, State
+from dsec.model.sandbox import (
+    Flag,
+    Hibernate,
+    Level,
+    Limits,
+    Metrics,
+    Problem,
+    SandboxInfo,
+    SandboxSpec,
+    State,
+)
 from dsec.model.snapshots import MOST_CHILDREN, SnapshotInfo, SnapshotKind
 from dsec.model.volumes import DEFAULT_PROJECT, DEFAULT_SIZE_MIB, VolumeInfo
 from dsec.ports.engine import ExecSession
@@ -112,6 +123,8 @@ class AsyncSandboxes:
         volumes: VolumeList = (),
         labels: Mapping[str, str] | None = None,
         project: str = DEFAULT_PROJECT,
+        hibernate: Hibernate | str | None = None,
+        cold: bool = False,
     ) -> AsyncSandbox:
         """Make a sandbox, completely or not at all. As a context manager it is destroyed at the end.
 
@@ -126,6 +139,8 @@ class AsyncSandboxes:
             env: variables of every command. labels: yours, for finding it; names beginning with "dsec." are taken.
             volumes: :class:`~dsec.model.sandbox.Volume` values or ``SOURCE:TARGET[:ro]``, where a source that begins with / or . is a path of
                 this machine, and another the name of a volume of ``project``. Of all sandboxes one at a time may have a named one writable.
+            hibernate: whether it may be reduced to its files when nobody uses it ("auto", "files", "never"), None = as the template says, or "auto".
+            cold: only record it; its first act makes it. Not of a snapshot.
 
         Raises:
             BadRequest, NotFound: an argument; the template, snapshot or volume.
@@ -147,8 +162,19 @@ class AsyncSandboxes:
             volumes=volumes,
             labels=labels,
             project=project,
+            hibernate=hibernate,
         )
         sandboxes = self._link.services.sandboxes
+        check_flag("cold", cold)
+        if cold:
+            if snapshot is not None:
+                raise not_cold()
+            (made,) = await self._link.make(
+                sandboxes.create_cold(spec, 1),
+                lambda ids: ids,
+                lambda ids: sandboxes.destroy(ids[0], reason=NEVER_HAD),
+            )
+            return await self.get(made)
         return await self._link.make(
             sandboxes.create(spec)
             if snapshot is None
@@ -156,6 +182,44 @@ class AsyncSandboxes:
             lambda info: AsyncSandbox(self._link, info),
             lambda info: sandboxes.destroy(info.id, reason=NEVER_HAD),
         )
+
+    async def create_many(
+        self,
+        template: str = BASE,
+        count: int = 1,
+        *,
+        level: Level | str | None = None,
+        ttl: float = 0.0,
+        limits: Limits | None = None,
+        read_only: bool = False,
+        env: Mapping[str, str] | None = None,
+        volumes: VolumeList = (),
+        labels: Mapping[str, str] | None = None,
+        project: str = DEFAULT_PROJECT,
+        hibernate: Hibernate | str | None = None,
+    ) -> tuple[SandboxId, ...]:
+        """Record ``count`` sandboxes and make none: the first act of each makes it. All of them, or none; their ids, for :meth:`get`.
+
+        Args:
+            template: "base", or a built template. count: how many, 1 to 1,000. The others: as for :meth:`create`.
+
+        Raises: as :meth:`create`, as far as it can be known now.
+        """
+        check_text("template", template)
+        spec = spec_of(
+            await self._meant(template),
+            level=level,
+            limits=limits,
+            ttl=ttl,
+            idle=0.0,
+            read_only=read_only,
+            env=env,
+            volumes=volumes,
+            labels=labels,
+            project=project,
+            hibernate=hibernate,
+        )
+        return await self._link.call(self._link.services.sandboxes.create_cold(spec, count))
 
     async def _meant(self, template: str | SnapshotInfo) -> SandboxSpec | Built | None:
         """What a sandbox begins with; None: the base alone.  Raises: NotFound, BadRequest."""
@@ -656,8 +720,15 @@ class AsyncSandbox:
         return self._told(await self._link.call(self._link.services.sandboxes.pause(self._info.id)))
 
     async def resume(self) -> SandboxInfo:
-        """Let its processes go on; time-outs of commands did not run meanwhile.  Raises: Unsupported, NotFound, Conflict, SandboxFailed: as :meth:`pause`."""
+        """Let its processes go on; time-outs of commands did not run meanwhile. One that is dormant is woken.  Raises: Unsupported, NotFound, Conflict, SandboxFailed: as :meth:`pause`."""
         return self._told(await self._link.call(self._link.services.sandboxes.resume(self._info.id)))
+
+    async def hibernate(self) -> SandboxInfo:
+        """Keep its files, its id and its session, and nothing else: every process ends. Its next act wakes it. Twice is no error.
+
+        Raises: Unsupported: its level keeps no files without a sandbox. NotFound, Conflict, SandboxFailed.
+        """
+        return self._told(await self._link.call(self._link.services.sandboxes.hibernate(self._info.id)))
 
     async def extend(self, ttl: float) -> SandboxInfo:
         """Let it live ``ttl`` seconds from now, 0 = without end.  Raises: NotFound, Conflict, SandboxFailed: it does not run."""
@@ -749,6 +820,17 @@ class AsyncSandbox:
         return await self._link.call(
             self._link.services.observe.events(self._info.id, after=after, limit=limit)
         )
+
+    async def decide(self, decision: Mapping[str, Json]) -> Record:
+        """Keep in its journal what whoever acts in it is about to do, and why, beside what is done then. It need not run, and is not woken.
+
+        Args:
+            decision: an object of JSON of your own, at most 32 KiB: a plan, a tool that was chosen, what was not, ids of a trace.
+
+        Raises:
+            BadRequest: it is no JSON, or empty. TooLarge. NotFound, SandboxFailed: it has ended.
+        """
+        return await self._link.call(self._link.services.observe.decide(self._info.id, decision))
 
     def _told(self, info: SandboxInfo) -> SandboxInfo:
         self._info = info

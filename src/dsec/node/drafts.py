@@ -148,7 +148,8 @@ def decision(given: Mapping[str, Json]) -> dict[str, Json]:
         raise BadRequest(
             f"decision: {shown(given)} is not an object of JSON with something in it", field="decision"
         )
-    payload = {name: _json(f"decision.{name}"[:MAX_MESSAGE], item, 1) for name, item in given.items()}
+    payload = _json("decision", given, 0)
+    assert isinstance(payload, dict)
     size = len(json.dumps(payload, separators=(",", ":")))
     if size > MAX_DECISION:
         raise TooLarge(

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import json
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -643,6 +644,7 @@ class FakeRuntime(Runtime):
         stuck: ``create`` waits until it is set (None = does not wait). unfreezable: ``freeze`` raises.
         parked: files of those that do not run.
         created, destroyed: calls so far.
+        listening: ports on which every sandbox listens. dialled: the other ends of connections to them, which the test closes.
     """
 
     def __init__(
@@ -667,6 +669,8 @@ class FakeRuntime(Runtime):
         self.parked: dict[SandboxId, dict[str, bytes | None]] = {}
         self.created = 0
         self.destroyed = 0
+        self.listening: set[int] = set()
+        self.dialled: list[socket.socket] = []
 
     async def create(self, plan: Plan) -> Running:
         self.created += 1
@@ -733,6 +737,16 @@ class FakeRuntime(Runtime):
 
     async def metrics(self, sandbox: SandboxId) -> Metrics:
         return Metrics(oom_kills=self._need(sandbox).oom_kills, pids=1)
+
+    async def dial(self, sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
+        del timeout
+        self._need(sandbox)
+        await asyncio.sleep(0)
+        if port not in self.listening:
+            raise Conflict(f"nothing listens on port {port} of {sandbox}")
+        ours, theirs = socket.socketpair()
+        self.dialled.append(theirs)
+        return ours
 
     async def die(self, sandbox: SandboxId, reason: str = "init exited with 1", *, oom: bool = False) -> None:
         """Its init ends by itself, and the runtime says so."""
