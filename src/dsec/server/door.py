@@ -93,10 +93,8 @@ class Door:
         if token is not None:
             return await self._by_token(token)
         key, basic = key_of(scope["headers"])
-        if basic and scope.get("method", "GET") not in _SAFE:
-            site = HTTPConnection(scope).headers.get("sec-fetch-site", "same-origin")
-            if site not in ("same-origin", "none"):
-                raise Denied("another site made the browser ask", hint="send the key as a bearer token")
+        if basic and scope.get("method", "WEBSOCKET") not in _SAFE and _foreign(scope):
+            raise Denied("another site made the browser ask", hint="send the key as a bearer token")
         return await self._gate.principal(key)
 
     async def _by_token(self, token: str) -> Principal:
@@ -111,6 +109,16 @@ class Door:
                 hint="POST /v1/sandboxes/{id}/token makes one",
             )
         return principal
+
+
+def _foreign(scope: Scope) -> bool:
+    """Whether a browser asks for a page that is not from here; pages out of sandboxes are not. Browsers add keys by themselves, also to WebSockets."""
+    headers = HTTPConnection(scope).headers
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")
 
 
 class _Begun:
