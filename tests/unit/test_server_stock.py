@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from dsec.client.aio import AsyncDsec
 from dsec.errors import NotFound, StorageFull, Unauthenticated
 from dsec.model.built import Built, Tagged
 from dsec.model.ids import SnapshotId, new_snapshot_id
@@ -32,6 +33,7 @@ from dsec.testing.harness import Harness, until
 from dsec.testing.idempotency import FakeIdempotency
 from dsec.testing.templates import FakeTemplates
 from dsec.wire.values import decode
+from dsec.wiring.servers import server
 
 pytestmark = pytest.mark.anyio
 
@@ -80,7 +82,7 @@ class Templates(FakeTemplates):
 
     async def list(self) -> tuple[Tagged, ...]:
         return tuple(
-            Tagged(name=f"t{n:03}", tag="latest", digest="sha256:x", at=float(n)) for n in range(250)
+            Tagged(name=f"t{n:04}", tag="latest", digest="sha256:x", at=float(n)) for n in range(2500)
         )
 
     async def history(self, name: str) -> tuple[Tagged, ...]:
@@ -255,11 +257,15 @@ class TestTemplates:
             cursor = said["next"]
             if not cursor:
                 break
-        assert seen == [f"t{n:03}" for n in range(250)]
+        assert seen == [f"t{n:04}" for n in range(2500)]
         status, said = await world.ask("GET", "/v1/templates/t1/history?limit=2")
         assert [item["digest"] for item in said["items"]] == ["sha256:0", "sha256:1"]
         status, said = await world.ask("GET", f"/v1/templates/t1/history?limit=2&cursor={said['next']}")
         assert ([item["digest"] for item in said["items"]], said["next"]) == (["sha256:2"], "")
+
+    async def test_a_client_reads_all_of_them(self, world: World) -> None:
+        async with AsyncDsec(server(world.url, ADMIN)) as dsec:
+            assert [one.name for one in await dsec.templates.list()] == [f"t{n:04}" for n in range(2500)]
 
     @pytest.mark.parametrize(
         "cursor",

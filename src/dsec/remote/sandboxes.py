@@ -11,7 +11,7 @@ from dsec.model.sandbox import SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
 from dsec.ports.engine import SandboxService, SnapshotService
 from dsec.remote.connection import Call, Connection, fresh_key, segment
-from dsec.remote.values import Items, done, items, read, value
+from dsec.remote.values import Items, done, every, read, value
 from dsec.wire.values import encode
 
 SANDBOXES: Final = "/v1/sandboxes"
@@ -146,7 +146,7 @@ class RemoteSnapshots(SnapshotService):
 
     async def list(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
         call = Call(method="GET", path=SNAPSHOTS, query={"sandbox": sandbox}, again=True)
-        return await items(self._connection, SnapshotInfo, call)
+        return await every(self._connection, SnapshotInfo, call)
 
     async def remove(self, snapshot: SnapshotId) -> None:
         path = f"{SNAPSHOTS}/{segment(snapshot)}"

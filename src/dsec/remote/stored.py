@@ -16,7 +16,7 @@ from dsec.ports.engine import ImageService, PoolService, SharingService, Templat
 from dsec.remote.connection import Call, Connection, fresh_key, segment
 from dsec.remote.sandboxes import SNAPSHOTS
 from dsec.remote.uploads import Upload
-from dsec.remote.values import done, items, value
+from dsec.remote.values import done, every, value
 from dsec.wire.values import encode
 
 VOLUMES: Final = "/v1/volumes"
@@ -50,7 +50,7 @@ class RemoteVolumes(VolumeService):
 
     async def list(self, project: str) -> tuple[VolumeInfo, ...]:
         call = Call(method="GET", path=VOLUMES, query={"project": project}, again=True)
-        return await items(self._connection, VolumeInfo, call)
+        return await every(self._connection, VolumeInfo, call)
 
     async def remove(self, project: str, name: str) -> None:
         path, query = f"{VOLUMES}/{segment(name)}", {"project": project}
@@ -79,11 +79,11 @@ class RemoteTemplates(TemplateService):
         return await value(self._connection, Built, Call(method="GET", path=path, again=True))
 
     async def list(self) -> tuple[Tagged, ...]:
-        return await items(self._connection, Tagged, Call(method="GET", path=TEMPLATES, again=True))
+        return await every(self._connection, Tagged, Call(method="GET", path=TEMPLATES, again=True))
 
     async def history(self, name: str) -> tuple[Tagged, ...]:
         path = f"{TEMPLATES}/{segment(name)}/history"
-        return await items(self._connection, Tagged, Call(method="GET", path=path, again=True))
+        return await every(self._connection, Tagged, Call(method="GET", path=path, again=True))
 
     async def tag(self, reference: str, tag: str) -> Built:
         return await value(
@@ -105,7 +105,7 @@ class RemoteImages(ImageService):
         self._connection = connection
 
     async def list(self) -> tuple[ImageInfo, ...]:
-        return await items(self._connection, ImageInfo, Call(method="GET", path=IMAGES, again=True))
+        return await every(self._connection, ImageInfo, Call(method="GET", path=IMAGES, again=True))
 
     async def get(self, name: str) -> ImageInfo:
         return await self._act("get", {"name": name})

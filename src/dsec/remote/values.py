@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -39,6 +40,18 @@ async def items(connection: Connection, kind: type[T], call: Call) -> tuple[T, .
     listed: Any = Items[kind]  # type: ignore[valid-type]
     found: Items[T] = read(listed, (await connection.send(call)).body)
     return found.items
+
+
+async def every(connection: Connection, kind: type[T], call: Call) -> tuple[T, ...]:
+    """A list of which a server gives a page at a time, all of it.  Raises: as :meth:`Connection.send`."""
+    listed: Any = Items[kind]  # type: ignore[valid-type]
+    found: list[T] = []
+    while True:
+        page: Items[T] = read(listed, (await connection.send(call)).body)
+        found += page.items
+        if not page.next or not page.items:
+            return tuple(found)
+        call = replace(call, query={**call.query, "cursor": page.next})
 
 
 async def done(connection: Connection, call: Call) -> None:
