@@ -15,12 +15,14 @@ from yarl import URL
 
 from dsec.errors import Conflict, NotFound, Unauthenticated
 from dsec.model.ids import SandboxId, new_sandbox_id
+from dsec.model.sandbox import SandboxSpec
 from dsec.model.tenants import OWNER, Principal, Scope
 from dsec.ports.engine import PortService, Services
 from dsec.ports.gate import Gate
 from dsec.server import port_http, port_sockets
 from dsec.server.app import make_app
 from dsec.server.listening import Listener, tcp_socket
+from dsec.testing.fakes import FakeRuntime
 from dsec.testing.harness import Harness
 
 pytestmark = pytest.mark.anyio
@@ -30,6 +32,14 @@ ADMIN, DEVELOPER, TOKEN = "dsec_" + "A" * 43, "dsec_" + "D" * 43, "dsec_" + "T" 
 PORT = 8000
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Only(FakeRuntime):
+    """Makes one sandbox, whose id is known beforehand."""
+
+    def reserve(self, spec: SandboxSpec) -> SandboxId:
+        del spec
+        return SANDBOX
 
 
 class FakePorts(PortService):
@@ -120,7 +130,8 @@ class World:
 @asynccontextmanager
 async def opened() -> AsyncIterator[World]:
     ports = FakePorts()
-    engine = replace(await Harness(system_clock=True).connect(), ports=ports)
+    engine = replace(await Harness(Only(), system_clock=True).connect(), ports=ports)
+    await engine.sandboxes.create(SandboxSpec())
     listener = Listener(await asyncio.to_thread(make_app, FakeGate(engine)))
     bound = tcp_socket("127.0.0.1", 0)
     await listener.listen(bound)
@@ -153,7 +164,8 @@ class TestHonest:
     async def test_a_request_and_its_answer(self, world: World) -> None:
         await world.listens(echo)
         async with world.client.get(
-            URL(world.path("a%20b/c?x=1&y=%2F"), encoded=True), headers={"authorization": f"Bearer {ADMIN}", "x-mine": "1"}
+            URL(world.path("a%20b/c?x=1&y=%2F"), encoded=True),
+            headers={"authorization": f"Bearer {ADMIN}", "x-mine": "1"},
         ) as answer:
             body = await answer.read()
             assert (answer.status, answer.headers["x-own"]) == (203, "yes")
@@ -537,3 +549,87 @@ class TestSockets:
             async with asyncio.timeout(10):
                 await world.listener.stop(_nothing, drain=30.0)
             assert (await socket_.receive()).data == 1001
+
+
+class TestOwnHost:
+    """A port as a host: an origin for itself."""
+
+    def host(self, world: World, sandbox: str = SANDBOX, port: int = PORT) -> dict[str, str]:
+        return {"host": f"{port}-{sandbox}.localhost:{world.url.rpartition(':')[2]}"}
+
+    async def test_the_first_visit_leaves_its_token_as_a_cookie(self, world: World) -> None:
+        async with world.client.get(
+            world.url + f"//example.com/a?b=c&dsec_token={TOKEN}",
+            headers=self.host(world),
+            allow_redirects=False,
+        ) as answer:
+            assert answer.status == 303
+            assert answer.headers["location"] == "/example.com/a?b=c"
+            cookie = answer.headers["set-cookie"]
+        assert cookie.startswith(f"dsec_token={TOKEN}; ")
+        assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(cookie.split("; "))
+        assert not world.ports.made
+
+    async def test_then_the_cookie_is_the_key_and_stays_out(self, world: World) -> None:
+        await world.says(
+            b"HTTP/1.1 302 Found\r\nlocation: http://localhost:8000/next?x\r\n"
+            b"set-cookie: a=1; domain=localhost; path=/app\r\ncontent-length: 0\r\n\r\n"
+        )
+        headers = {**self.host(world), "cookie": f"a=1; dsec_token={TOKEN}"}
+        async with world.client.get(world.url + "/login", headers=headers, allow_redirects=False) as answer:
+            assert answer.status == 302
+            assert answer.headers["location"] == "/next?x"
+            assert answer.headers["set-cookie"] == "a=1; path=/app"
+            assert "content-security-policy" not in answer.headers
+        await world.listens(echo)
+        async with world.client.get(world.url + "/v1/sandboxes", headers=headers) as answer:
+            head = await answer.read()
+        assert head.startswith(
+            b"GET /v1/sandboxes HTTP/1.1"
+        )  # of the program: nothing of ours is reached by that name
+        assert TOKEN.encode() not in head
+        assert b"cookie: a=1\r\n" in head.lower()
+
+    async def test_of_nobody_else(self, world: World) -> None:
+        await world.listens(echo)
+        cookie = {"cookie": f"dsec_token={TOKEN}"}
+        other = new_sandbox_id()
+        for path, headers, status in (
+            ("/", self.host(world), 401),
+            ("/", {**self.host(world), "cookie": f"dsec_token={ADMIN}"}, 401),
+            ("/", {**self.host(world, other), **cookie}, 404),
+            (f"/?dsec_token={TOKEN}", self.host(world, other), 404),
+            (f"/v1/sandboxes/{SANDBOX}/ports/{PORT}/", cookie, 401),  # the cookie is for that host
+            ("/", {"host": f"{PORT}-{SANDBOX}.example.com", **cookie}, 401),
+        ):
+            async with world.client.get(world.url + path, headers=headers, allow_redirects=False) as answer:
+                assert answer.status == status, (path, headers)
+        assert not world.ports.made
+
+    async def test_other_sites_cannot_use_the_cookie(self, world: World) -> None:
+        await world.listens(echo)
+        headers = {**self.host(world), "cookie": f"dsec_token={TOKEN}"}
+        for more, status in (
+            ({"sec-fetch-site": "same-origin"}, 203),
+            ({"origin": f"http://{headers['host']}"}, 203),
+            ({"sec-fetch-site": "cross-site"}, 403),
+            ({"sec-fetch-site": "same-site"}, 403),
+            ({"origin": "http://evil.example"}, 403),
+            ({"origin": "null"}, 403),
+        ):
+            async with world.client.post(world.url + "/", headers={**headers, **more}) as answer:
+                assert answer.status == status, more
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await world.client.ws_connect(
+                world.url + "/", headers={**headers, "origin": "http://evil.example"}
+            )
+        assert refused.value.status == 403
+
+    async def test_sockets(self, world: World) -> None:
+        headers = {**self.host(world), "cookie": f"dsec_token={TOKEN}"}
+        async with (
+            program(world, answering),
+            world.client.ws_connect(world.url + "/x", headers=headers) as socket_,
+        ):
+            await socket_.send_str("hello")
+            assert await socket_.receive_str() == "hello"

@@ -19,7 +19,8 @@ from dsec.model.tenants import Scope as KeyScope
 from dsec.ports.gate import Gate
 from dsec.server.failures import answer_to, failure, stopping
 from dsec.server.hot import Hot
-from dsec.server.port_headers import token_of
+from dsec.server.port_headers import OWN_HOST, token_of
+from dsec.server.port_hosts import place
 
 PEER: Final = "dsec.peer"
 """In the state of a connection: the uid at the other end of a unix socket, put there by whoever listens."""
@@ -48,6 +49,7 @@ class Door:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        place(scope)
         self.running += 1
         begun = _Begun(send)
         try:
@@ -91,6 +93,8 @@ class Door:
             return OWNER
         token = token_of(scope)
         if token is not None:
+            if scope.get(OWN_HOST) and scope.get("method", "WEBSOCKET") not in _SAFE and _foreign(scope):
+                raise Denied("another site made the browser ask", hint="ask from a page of this sandbox")
             return await self._by_token(token)
         key, basic = key_of(scope["headers"])
         if basic and scope.get("method", "WEBSOCKET") not in _SAFE and _foreign(scope):

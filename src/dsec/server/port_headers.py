@@ -21,6 +21,8 @@ from dsec.errors import BadRequest
 
 Headers = list[tuple[bytes, bytes]]
 
+OWN_HOST: Final = "dsec.own_host"
+"""In the scope of a request: the port has a host, and so an origin, to itself."""
 TOKEN: Final = b"dsec_token"
 TOKEN_HEADER: Final = b"x-dsec-token"
 _PORT_PATH: Final = re.compile(r"/v1/sandboxes/[^/]+/ports/[^/]+(/.*)?", re.DOTALL)
@@ -54,17 +56,33 @@ _PAGE: Final[Headers] = [
 ]
 
 
+_SITE: Final[Headers] = _PAGE[1:]
+
+
 def token_of(scope: Scope) -> str | None:
-    """The token of a sandbox in the query or the header of a request to one of its ports; None: there is none, or it is another request."""
+    """The token of a sandbox in the query, the header or the cookie of a request to one of its ports; None: there is none, or it is another request."""
     if not _PORT_PATH.fullmatch(scope["path"]):
         return None
-    given = [value for name, value in scope["headers"] if name == TOKEN_HEADER]
-    given += [
-        unquote_to_bytes(value.replace(b"+", b" "))
-        for name, _, value in (part.partition(b"=") for part in scope["query_string"].split(b"&"))
-        if _named(name) == TOKEN
-    ]
+    given = [*_in_query(scope), *(value for name, value in scope["headers"] if name == TOKEN_HEADER)]
+    if scope.get(OWN_HOST):
+        pairs = (cookie.partition(b"=") for cookie in _cookies(scope["headers"]))
+        given += [value for name, _, value in pairs if name == TOKEN]
     return given[0].decode("latin-1") if given else None
+
+
+def token_in_query(scope: Scope) -> bool:
+    """Whether the token stands in the address, where it should not stay."""
+    return bool(_in_query(scope))
+
+
+def _in_query(scope: Scope) -> list[bytes]:
+    pairs = (part.partition(b"=") for part in scope["query_string"].split(b"&"))
+    return [unquote_to_bytes(value.replace(b"+", b" ")) for name, _, value in pairs if _named(name) == TOKEN]
+
+
+def _cookies(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    given = (cookie.strip() for name, value in headers if name == b"cookie" for cookie in value.split(b";"))
+    return [cookie for cookie in given if cookie]
 
 
 def _named(name: bytes) -> bytes:
@@ -88,14 +106,16 @@ def target_of(scope: Scope) -> bytes:
 
 
 def inward(headers: Iterable[tuple[bytes, bytes]], port: int, prefix: str, *, by_token: bool) -> Headers:
-    """The headers that go in, without those about the body's length.
+    """The headers that go in, without those about the body's length; the first is ``Host``.
 
     Args:
+        prefix: the path of the port, "" where it has a host of its own.
         by_token: it was let in by a sandbox's token beside its other headers: keys among these are for the program, unless they are ours.
     """
     given = list(headers)
     named = _connection(given)
-    kept: Headers = [(b"host", b"localhost:%d" % port), (b"x-forwarded-prefix", prefix.encode())]
+    kept: Headers = [(b"host", b"localhost:%d" % port)]
+    kept += [(b"x-forwarded-prefix", prefix.encode())] if prefix else []
     for name, value in given:
         if (
             name in _NOT_IN
@@ -106,14 +126,7 @@ def inward(headers: Iterable[tuple[bytes, bytes]], port: int, prefix: str, *, by
         if name in _KEYS and not (by_token and _theirs(value)):
             continue
         kept.append((name, value))
-    cookies = [
-        cookie.strip()
-        for name, value in given
-        if name == b"cookie"
-        for cookie in value.split(b";")
-        if cookie.strip()
-    ]
-    theirs = [cookie for cookie in cookies if not cookie.lower().startswith(b"dsec")]
+    theirs = [cookie for cookie in _cookies(given) if not cookie.lower().startswith(b"dsec")]
     return [*kept, (b"cookie", b"; ".join(theirs))] if theirs else kept
 
 
@@ -135,7 +148,7 @@ def _theirs(value: bytes) -> bool:
 
 
 def outward(headers: Iterable[tuple[bytes, bytes]], prefix: str, target: bytes) -> Headers:
-    """The headers that come out."""
+    """The headers that come out. ``prefix``: the path of the port, "" where it has a host of its own."""
     given = [(name.lower(), value) for name, value in headers]
     named = _connection(given)
     kept: Headers = []
@@ -148,7 +161,7 @@ def outward(headers: Iterable[tuple[bytes, bytes]], prefix: str, target: bytes) 
             kept.append((name, _location(value, prefix, target)))
         else:
             kept.append((name, value))
-    return kept + _PAGE
+    return kept + (_PAGE if prefix else _SITE)
 
 
 def _cookie(value: bytes, prefix: str) -> Headers:
@@ -157,12 +170,9 @@ def _cookie(value: bytes, prefix: str) -> Headers:
     name = pair.partition(b"=")[0].strip().lower()
     if not name or name.startswith((b"dsec", b"__host-", b"__secure-")):
         return []
-    kept = [
-        part
-        for part in attributes
-        if part.partition(b"=")[0].strip().lower() not in (b"domain", b"path", b"")
-    ]
-    return [(b"set-cookie", b"; ".join([pair, *kept, b"Path=%s/" % prefix.encode()]))]
+    dropped = (b"domain", b"path", b"") if prefix else (b"domain", b"")
+    kept = [part for part in attributes if part.partition(b"=")[0].strip().lower() not in dropped]
+    return [(b"set-cookie", b"; ".join([pair, *kept, *([b"Path=%s/" % prefix.encode()] if prefix else [])]))]
 
 
 def _location(value: bytes, prefix: str, target: bytes) -> bytes:

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Request, WebSocket
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
+from starlette.types import Scope
 
 from dsec.errors import DsecError
 from dsec.model.ids import SandboxId, parse_sandbox_id
@@ -17,7 +18,8 @@ from dsec.server.context import Engine
 from dsec.server.documents import call
 from dsec.server.door import refuse
 from dsec.server.failures import failure
-from dsec.server.port_headers import inward, outward, target_of, token_of
+from dsec.server.port_headers import OWN_HOST, inward, outward, target_of, token_in_query, token_of
+from dsec.server.port_hosts import greeting
 from dsec.server.port_http import Proxied, request_head
 from dsec.server.port_sockets import bridge
 
@@ -34,19 +36,24 @@ async def proxy(request: Request, sandbox: str, port: Port, services: Engine) ->
     """The answer is the program's, whatever its status; ours have a body with `error` and its code.
 
     A browser sees what comes back as a page of an origin of its own. `Authorization`, `X-API-Key` and cookies of ours are not passed on.
+    As the host `PORT-ID.localhost` (and the server's own port) it has an origin for itself, with all that browsers can do.
     With `?dsec_token=` or the header `X-Dsec-Token` (the sandbox's own token) keys of the program's own may stand in them.
     """
     which = parse_sandbox_id(sandbox)
-    target, prefix = target_of(request.scope), _prefix(which, port)
-    given = request.scope["headers"]
-    by_token = token_of(request.scope) is not None
+    target, prefix = target_of(request.scope), _prefix(request.scope, which, port)
+    given, token = request.scope["headers"], token_of(request.scope)
+    if not prefix and token is not None and token_in_query(request.scope) and request.method == "GET":
+        await services.sandboxes.get(which)  # it may be the token of another one
+        return greeting(request.scope, token, target)
+    by_token = token is not None
     head = request_head(request.method, target, inward(given, port, prefix, by_token=by_token), given)
     sock = await services.ports.connect(which, port)
     return Proxied(sock, head, port, partial(outward, prefix=prefix, target=target))
 
 
-def _prefix(sandbox: SandboxId, port: int) -> str:
-    return f"/v1/sandboxes/{sandbox}/ports/{port}"
+def _prefix(scope: Scope, sandbox: SandboxId, port: int) -> str:
+    """The path of the port as it is seen from outside."""
+    return "" if scope.get(OWN_HOST) else f"/v1/sandboxes/{sandbox}/ports/{port}"
 
 
 def _add_routes(router: APIRouter) -> None:
@@ -67,7 +74,7 @@ async def proxy_socket(client: WebSocket, sandbox: str, port: Port) -> None:
     """As :func:`proxy`, for WebSockets. What goes wrong before it is accepted is told as an answer of HTTP."""
     try:
         which = parse_sandbox_id(sandbox)
-        target, prefix = target_of(client.scope), _prefix(which, port)
+        target, prefix = target_of(client.scope), _prefix(client.scope, which, port)
         by_token = token_of(client.scope) is not None
         headers = inward(client.scope["headers"], port, prefix, by_token=by_token)
         sock = await _services(client).ports.connect(which, port)
