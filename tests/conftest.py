@@ -22,6 +22,7 @@ MAY_BLOCK = (
     # Writes of a few microseconds to a local database; a thread would cost more than it saves.
     ("dsec/stores/journal.py", "sqlite3."),
     ("dsec/stores/volume_records.py", "sqlite3."),
+    ("dsec/stores/snapshot_records.py", "sqlite3."),
     # Names of sockets in /run, which is memory: a few microseconds.
     ("dsec/runtimes/spawned.py", "os.unlink"),
     # One directory, and two files of sysfs, of a layer that was in use within the last minute.
