@@ -15,16 +15,21 @@ import dsec
 from dsec.errors import DsecError
 from dsec.ports.gate import Gate
 from dsec.server import (
+    acts,
+    attach,
     decisions,
     execs,
+    files,
     images,
     metrics,
+    output,
     pool,
     ports,
     problems,
     sandboxes,
     snapshots,
     templates,
+    trees,
     volumes,
 )
 from dsec.server.documents import openapi
@@ -37,6 +42,11 @@ from dsec.server.traffic import Metered
 ROUTERS: Final[tuple[APIRouter, ...]] = (
     sandboxes.router,
     execs.router,
+    acts.router,
+    output.router,
+    attach.router,
+    files.router,
+    trees.router,
     decisions.router,
     templates.router,
     snapshots.router,
