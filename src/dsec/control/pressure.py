@@ -115,10 +115,10 @@ class Pressure:
 
     # Learning
 
-    async def learn(self, measure: Measure) -> None:
+    async def learn(self, measure: Measure, *, every: float = LEARN_EVERY) -> None:
         """For ever: measure some of those that run."""
         while True:
-            await asyncio.sleep(LEARN_EVERY)
+            await asyncio.sleep(every)
             for spec, size in await measure(SAMPLE):
                 self.expectations.learn(spec, size)
 
