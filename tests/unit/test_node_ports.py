@@ -130,6 +130,24 @@ class TestConnecting:
         await asyncio.sleep(0)
         assert busy(harness, sb) == 0
 
+    async def test_one_that_takes_none_holds_nobody_else_up(
+        self, harness: Harness, sb: AsyncSandbox, dsec: AsyncDsec
+    ) -> None:
+        harness.runtime.deaf = asyncio.Event()
+        tasks = [asyncio.ensure_future(connected(harness, sb)) for _ in range(20)]
+        await until(lambda: sum(task.done() for task in tasks) == 20 - ports.MAX_MAKING_EACH)
+        other = await dsec.sandboxes.create()
+        reaching = asyncio.ensure_future(connected(harness, other))
+        await asyncio.sleep(0.01)
+        assert not reaching.done()  # it waits for its own program, and was not refused
+        harness.runtime.deaf.set()
+        outcomes = await asyncio.gather(*tasks, reaching, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, socket.socket):
+                outcome.close()
+            else:
+                assert isinstance(outcome, Busy)
+
     async def test_while_one_is_open_it_is_not_idle(self, harness: Harness, dsec: AsyncDsec) -> None:
         sb = await dsec.sandboxes.create(idle=60)
         sock = await connected(harness, sb)

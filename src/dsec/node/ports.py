@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 CONNECT: Final = "port.connect"
 CONNECT_SECONDS: Final = 5.0
 MAX_OPEN: Final = 256  # connections to one sandbox, those being made included
-MAX_MAKING: Final = 64  # in all: each has a thread of its own for as long as it waits
+MAX_MAKING: Final = 256  # in all: each has a thread of its own for as long as it waits
+MAX_MAKING_EACH: Final = 8  # to one sandbox: what does not take connections must not hold all of those
 NOTE_SECONDS: Final = 60.0  # between two records of one port of one sandbox
 MAX_NOTED: Final = 4096
 
@@ -57,9 +58,10 @@ class Connection(socket.socket):
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """The connections to one sandbox."""
+    """The connections to one sandbox; ``making``: of these, those that are not there yet."""
 
     count: int = 0
+    making: int = 0
     sockets: weakref.WeakSet[Connection] = field(default_factory=weakref.WeakSet)
     ending: asyncio.Task[None] | None = None
 
@@ -93,7 +95,7 @@ class Ports(PortService):
         handle = await self._kit.table.running(sandbox)
         with self._place(handle) as gone:
             await self._note(sandbox, port)
-            made = await self._dial(handle, port)
+            made = await self._dial(handle, port, self._open[sandbox])
             if handle.ending.is_set():  # it would keep alive what is being removed
                 made.close()
                 raise handle.loss("before it took the connection") or NotFound(f"{sandbox} is ending")
@@ -101,10 +103,14 @@ class Ports(PortService):
             self._open[sandbox].sockets.add(made)
             return made
 
-    async def _dial(self, handle: Handle, port: int) -> Connection:
-        if self._making >= MAX_MAKING:
-            raise Busy(f"{self._making} connections into sandboxes are being made", hint="retry in a moment")
+    async def _dial(self, handle: Handle, port: int, here: _Open) -> Connection:
+        if self._making >= MAX_MAKING or here.making >= MAX_MAKING_EACH:
+            raise Busy(
+                f"{here.making} connections to {handle.id} are being made, and {self._making} in all",
+                hint="retry in a moment",
+            )
         self._making += 1
+        here.making += 1
         try:
             plain = await handle.runtime.dial(handle.id, port, CONNECT_SECONDS)
         except (NotFound, RuntimeUnavailable, Conflict, TimedOut) as exc:
@@ -116,6 +122,7 @@ class Ports(PortService):
             raise
         finally:
             self._making -= 1
+            here.making -= 1
         made = Connection(plain.family, plain.type, plain.proto, plain.detach())
         made.setblocking(False)
         return made

@@ -645,6 +645,7 @@ class FakeRuntime(Runtime):
         parked: files of those that do not run.
         created, destroyed: calls so far.
         listening: ports on which every sandbox listens. dialled: the other ends of connections to them, which the test closes.
+        deaf: connections wait until it is set (None = do not wait).
     """
 
     def __init__(
@@ -671,6 +672,7 @@ class FakeRuntime(Runtime):
         self.destroyed = 0
         self.listening: set[int] = set()
         self.dialled: list[socket.socket] = []
+        self.deaf: asyncio.Event | None = None
 
     async def create(self, plan: Plan) -> Running:
         self.created += 1
@@ -742,6 +744,8 @@ class FakeRuntime(Runtime):
         del timeout
         self._need(sandbox)
         await asyncio.sleep(0)
+        if self.deaf is not None:
+            await self.deaf.wait()
         if port not in self.listening:
             raise Conflict(f"nothing listens on port {port} of {sandbox}")
         ours, theirs = socket.socketpair()
