@@ -32,13 +32,14 @@ Port = Annotated[
 
 
 @call(answer="*/*")
-async def proxy(request: Request, sandbox: str, port: Port, services: Engine) -> Response:
+async def proxy(request: Request, sandbox: str, port: Port, path: str, services: Engine) -> Response:
     """The answer is the program's, whatever its status; ours have a body with `error` and its code.
 
     A browser sees what comes back as a page of an origin of its own. `Authorization`, `X-API-Key` and cookies of ours are not passed on.
     As the host `PORT-ID.localhost` (and the server's own port) it has an origin for itself, with all that browsers can do.
     With `?dsec_token=` or the header `X-Dsec-Token` (the sandbox's own token) keys of the program's own may stand in them.
     """
+    del path  # decoded already: what it was is in the scope
     which = parse_sandbox_id(sandbox)
     target, prefix = target_of(request.scope), _prefix(request.scope, which, port)
     given, token = request.scope["headers"], token_of(request.scope)
@@ -49,6 +50,11 @@ async def proxy(request: Request, sandbox: str, port: Port, services: Engine) ->
     head = request_head(request.method, target, inward(given, port, prefix, by_token=by_token), given)
     sock = await services.ports.connect(which, port)
     return Proxied(sock, head, port, partial(outward, prefix=prefix, target=target))
+
+
+async def proxy_root(request: Request, sandbox: str, port: Port, services: Engine) -> Response:
+    """As :func:`proxy`, with nothing behind the port."""
+    return await proxy(request, sandbox, port, "", services)
 
 
 def _prefix(scope: Scope, sandbox: SandboxId, port: int) -> str:
@@ -63,7 +69,7 @@ def _add_routes(router: APIRouter) -> None:
         router.add_api_route(
             "/{path:path}", proxy, methods=[method], operation_id=f"port{method.title()}", summary=summary
         )
-        router.add_api_route("", proxy, methods=[method], include_in_schema=False)
+        router.add_api_route("", proxy_root, methods=[method], include_in_schema=False)
 
 
 _add_routes(router)
