@@ -158,7 +158,7 @@ async def wait(request: Request, sandbox: str, services: Engine, timeout: Timeou
     summary="Make a key that is good for this sandbox alone, and ends with it.",
     status_code=201,
 )
-@call(body=TokenBody, needed=False, answer=NewKey, status=201, creates=True)
+@call(body=TokenBody, needed=False, answer=NewKey, status=201)  # a recorded answer would be the key, kept
 async def token(request: Request, sandbox: str, services: Engine) -> Response:
     which = parse_sandbox_id(sandbox)
     body = await body_of(request, TokenBody)

@@ -29,6 +29,7 @@ from dsec.server import (
     sandboxes,
     snapshots,
     templates,
+    tenants,
     trees,
     volumes,
 )
@@ -55,6 +56,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     pool.router,
     problems.router,
     metrics.router,
+    tenants.router,
     ports.router,
 )
 """Every room of routes. A path that is fixed comes before one that takes anything."""
