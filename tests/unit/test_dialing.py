@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
 from dsec.errors import NotFound, RuntimeUnavailable
 from dsec.model.ids import SandboxId, new_sandbox_id
+from dsec.runtimes import dialing
 from dsec.runtimes.dialing import Dialer
 
 pytestmark = pytest.mark.anyio
@@ -119,3 +121,25 @@ async def test_it_is_proven_once_and_nothing_is_left(says: Says, other: int) -> 
     assert len(pidfds) == 1
     says.dialer.forget(SB)
     assert not [name for name in descriptors() if "pidfd" in name]
+
+
+async def test_cancelled_in_the_moment_in_which_it_comes(
+    says: Says, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(dialing, "_connected", lambda *_: ours)
+    loop = asyncio.get_running_loop()
+    soon = loop.call_soon_threadsafe
+
+    def handing(call: Callable[..., object], *given: object) -> asyncio.Handle:
+        if call.__name__ != "hand":
+            return soon(call, *given)
+        return soon(lambda: (call(*given), task.cancel()))
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", handing)
+    task = asyncio.ensure_future(says.dialer.dial(SB, other, SLOT, 1, 1.0))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    theirs.setblocking(False)
+    assert theirs.recv(1) == b""  # the other end is closed
+    theirs.close()

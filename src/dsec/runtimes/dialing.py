@@ -137,7 +137,16 @@ async def _in_thread(pidfd: int, sandbox: SandboxId, port: int, timeout: float) 
     except RuntimeError as exc:
         os.close(pidfd)
         raise Busy("no thread can be started now", hint="retry in a moment") from exc
-    return await made
+    return await _arrival(made)
+
+
+async def _arrival(made: asyncio.Future[socket.socket]) -> socket.socket:
+    try:
+        return await made
+    except asyncio.CancelledError:
+        if made.done() and not made.cancelled() and made.exception() is None:
+            made.result().close()  # it came in the moment in which nobody wanted it any more
+        raise
 
 
 def _connected(pidfd: int, port: int, timeout: float) -> socket.socket:
