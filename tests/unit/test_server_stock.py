@@ -94,12 +94,15 @@ class Sharing(SharingService):
 
     def __init__(self) -> None:
         self.sent = 0
-        self.ended = False
+        self.begun = self.ended = self.slow = False
         self.taken = b""
         self.fail_at = -1
 
     async def _pieces(self) -> AsyncIterator[bytes]:
+        self.begun = True
         try:
+            if self.slow:
+                await asyncio.sleep(60)
             for number in range(100):
                 if number == self.fail_at:
                     raise StorageFull("it was ordered to fail")
@@ -324,6 +327,14 @@ class TestTemplates:
         assert world.sharing.sent < 30
         answer.close()
         await until(lambda: world.sharing.ended)
+
+    async def test_who_leaves_before_it_begins_ends_it(self, world: World) -> None:
+        world.sharing.slow = True
+        asking = asyncio.ensure_future(world.ask("GET", "/v1/templates/export?reference=agent"))
+        await until(lambda: world.sharing.begun)
+        asking.cancel()
+        await until(lambda: world.sharing.ended)
+        assert not world.sharing.sent
 
     async def test_who_takes_nothing_is_let_go(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(outflow, "WRITE_SECONDS", 0.2)

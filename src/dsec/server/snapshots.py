@@ -16,6 +16,7 @@ from dsec.server.context import Engine, answer
 from dsec.server.documents import BYTES, call
 from dsec.server.outflow import outflow
 from dsec.server.pages import Cursor, Key, Limit, page_of
+from dsec.server.presence import while_there
 
 router: Final = APIRouter(prefix="/v1/snapshots", tags=["snapshots"])
 
@@ -73,10 +74,7 @@ async def remove(snapshot: str, services: Engine) -> Response:
     "/{snapshot}/export", operation_id="exportSnapshot", summary="A snapshot as a file, as it is made."
 )
 @call(answer=BYTES)
-async def export(snapshot: str, services: Engine) -> Response:
+async def export(request: Request, snapshot: str, services: Engine) -> Response:
     which: SnapshotId = parse_snapshot_id(snapshot)
-    return await outflow(
-        services.sharing.export_snapshot(which),
-        BYTES,
-        {"content-disposition": f'attachment; filename="{which}.dsec"'},
-    )
+    name = {"content-disposition": f'attachment; filename="{which}.dsec"'}
+    return await while_there(request, outflow(services.sharing.export_snapshot(which), BYTES, name))

@@ -121,9 +121,9 @@ async def promote(request: Request, services: Engine) -> Response:
 @router.get("/export", operation_id="exportTemplate", summary="A built template as a file, as it is made.")
 @call(answer=BYTES)
 async def export(
-    services: Engine, reference: Annotated[str, Query(min_length=1, max_length=512)]
+    request: Request, services: Engine, reference: Annotated[str, Query(min_length=1, max_length=512)]
 ) -> Response:
-    return await outflow(services.sharing.export_template(reference), BYTES)
+    return await while_there(request, outflow(services.sharing.export_template(reference), BYTES))
 
 
 @router.post("/import", operation_id="importTemplate", summary="Take in a template's file.", status_code=201)
