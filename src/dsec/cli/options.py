@@ -88,6 +88,14 @@ Idle = Annotated[
         "--idle", metavar="SECONDS", help="Destroyed after so long without use; 0 = never.", parser=decimal
     ),
 ]
+HibernateName = Annotated[
+    str,
+    typer.Option(
+        "--hibernate",
+        metavar="auto|files|never",
+        help="Whether it may be reduced to its files when nobody uses it; as the template says, or auto.",
+    ),
+]
 ReadOnly = Annotated[
     bool,
     typer.Option("--read-only", help="Only workspace, home and /tmp can be written.", rich_help_panel=_WHAT),

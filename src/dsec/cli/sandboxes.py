@@ -1,4 +1,4 @@
-"""`dsec create`, `ls`, `inspect`, `pause`, `resume` and `rm`: sandboxes that last."""
+"""`dsec create`, `ls`, `inspect`, `pause`, `resume`, `hibernate` and `rm`: sandboxes that last."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ def info_json(info: SandboxInfo) -> dict[str, object]:
         "expires_at": info.expires_at,
         "ended_at": info.ended_at,
         "reason": info.reason,
+        "residence": info.residence,
         "session_id": info.session_id,
         "workdir": info.workdir,
         "limits": spec.limits,
         "idle": spec.idle,
+        "hibernate": spec.hibernate,
         "read_only": spec.read_only,
         "project": spec.project,
         "volumes": spec.volumes,
@@ -70,6 +72,8 @@ def create(
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Yours, for finding it.")
     ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Only record it; the first command makes it.")] = False,
+    hibernate: opt.HibernateName = "",
     as_json: opt.AsJson = False,
 ) -> None:
     """Create a sandbox that lasts, and print its id. It lives on until it is removed or its time is up.
@@ -101,6 +105,8 @@ def create(
                     read_only=read_only,
                     volumes=volumes,
                     project=project,
+                    hibernate=hibernate or None,
+                    cold=cold,
                     **given,
                 )
         if as_json:
@@ -269,7 +275,7 @@ async def _pause(sandbox: AsyncSandbox) -> None:
 
 @app.command()
 def resume(sandboxes: opt.SandboxIdTexts, as_json: opt.AsJson = False) -> None:
-    """Let paused sandboxes go on. Time-outs of commands did not run meanwhile.
+    """Let paused sandboxes go on, and wake dormant ones. Time-outs of commands did not run meanwhile.
 
     Examples:
 
@@ -280,6 +286,21 @@ def resume(sandboxes: opt.SandboxIdTexts, as_json: opt.AsJson = False) -> None:
 
 async def _resume(sandbox: AsyncSandbox) -> None:
     await sandbox.resume()
+
+
+@app.command()
+def hibernate(sandboxes: opt.SandboxIdTexts, as_json: opt.AsJson = False) -> None:
+    """Keep the files of sandboxes, and nothing else of them. Their processes end; the next command wakes them.
+
+    Examples:
+
+        dsec hibernate sb-...
+    """
+    _each(sandboxes, _hibernate, as_json)
+
+
+async def _hibernate(sandbox: AsyncSandbox) -> None:
+    await sandbox.hibernate()
 
 
 @app.command()

@@ -201,7 +201,10 @@ class AsyncSandboxes:
         """Record ``count`` sandboxes and make none: the first act of each makes it. All of them, or none; their ids, for :meth:`get`.
 
         Args:
-            template: "base", or a built template. count: how many, 1 to 1,000. The others: as for :meth:`create`.
+            template: "base", or a built template. count: how many, 1 to 1,000.
+            level: how strongly they are isolated. ttl: seconds until each is destroyed, 0 = never; it begins now. limits: hard ceilings.
+            read_only: only the working directory, home and /tmp can be written. env: variables of every command. volumes: shown inside.
+            labels: yours. project: whose volumes the names mean. hibernate: whether they may be reduced to their files when nobody uses them.
 
         Raises: as :meth:`create`, as far as it can be known now.
         """

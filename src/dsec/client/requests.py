@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
-from dsec.errors import BadRequest, NotFound, TooLarge, Unsupported
+from dsec.errors import BadRequest, DsecError, NotFound, TooLarge, Unsupported
 from dsec.model.built import Built
 from dsec.model.checks import (
     check_count,
@@ -24,7 +24,7 @@ from dsec.model.checks import (
     shown,
 )
 from dsec.model.execs import ExecRequest, PtySize
-from dsec.model.sandbox import MIB, RESERVED, WORKSPACE, Level, Limits, SandboxSpec, State, Volume
+from dsec.model.sandbox import MIB, RESERVED, WORKSPACE, Hibernate, Level, Limits, SandboxSpec, State, Volume
 from dsec.model.snapshots import SnapshotKind
 from dsec.model.volumes import DEFAULT_PROJECT
 from dsec.ports.engine import ExecSession
@@ -35,7 +35,18 @@ Argv = str | Sequence[str | bytes | Path]
 """One string for a shell, or a program and its arguments."""
 
 GIB: Final = 2**30
-_KEPT: Final = ("level", "base", "base_digest", "template", "layers", "workdir", "user", "limits", "env")
+_KEPT: Final = (
+    "level",
+    "base",
+    "base_digest",
+    "template",
+    "layers",
+    "workdir",
+    "user",
+    "limits",
+    "env",
+    "hibernate",
+)
 PIECE: Final = 1 << 20
 BASE: Final = "base"
 SIGKILL: Final = int(signals.SIGKILL)
@@ -156,6 +167,7 @@ def spec_of(
     volumes: VolumeList,
     labels: Mapping[str, str] | None,
     project: str = DEFAULT_PROJECT,
+    hibernate: Hibernate | str | None = None,
 ) -> SandboxSpec:
     """What is asked for, over what it begins with: a template, the specification of a snapshot, or nothing.
 
@@ -189,6 +201,7 @@ def spec_of(
         labels=MappingProxyType(dict(labels or {})),
         project=project,
         lent=tuple([volume.target for volume in lent]),
+        hibernate=begun.hibernate if hibernate is None else _hibernate(hibernate),
     )
 
 
@@ -211,7 +224,25 @@ def _begun(meant: SandboxSpec | Built | None) -> SandboxSpec:
         limits=template.resources.limits,
         env=MappingProxyType({**zone, **template.runtime.env}),
         volumes=template.volumes,
+        hibernate=template.isolation.hibernate,
     )
+
+
+def not_cold() -> DsecError:
+    """A cold one has no files yet, and so nothing could keep those of a snapshot for it."""
+    return Unsupported(
+        "cold: a sandbox of a snapshot is made at once", hint="promote the snapshot, and name that template"
+    )
+
+
+def _hibernate(hibernate: Hibernate | str) -> Hibernate:
+    """Raises: BadRequest."""
+    try:
+        return Hibernate(hibernate)
+    except ValueError:
+        raise BadRequest(
+            f"hibernate: there is no way {shown(hibernate)}", hint=f"choose one of {', '.join(Hibernate)}"
+        ) from None
 
 
 def _level(level: Level | str) -> Level:

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from dsec.errors import BadRequest
 from dsec.model import template_checks as checks
-from dsec.model.sandbox import WORKSPACE, Level, Limits, Volume
+from dsec.model.sandbox import WORKSPACE, Hibernate, Level, Limits, Volume
 
 
 class Profile(StrEnum):
@@ -192,6 +192,7 @@ class Isolation:
     Attributes:
         workdir: the working directory is new for every run. tmp: /tmp is new for every run. session_id: ``SESSION_ID`` is new for every run.
         volumes: whether one run may find in a volume what another wrote. scratch_exec: every command runs in a throw-away copy of the sandbox.
+        hibernate: when a sandbox that nobody uses may be reduced to its files: without processes of its own, also with (``files``: they end), or never.
     """
 
     workdir: Fresh = Fresh.FRESH
@@ -199,6 +200,7 @@ class Isolation:
     session_id: NewSession = NewSession.NEW
     volumes: SharedVolumes = SharedVolumes.NONE
     scratch_exec: bool = False
+    hibernate: Hibernate = Hibernate.AUTO
 
     def __post_init__(self) -> None:
         checks.check_fields("isolation", self)

@@ -1,4 +1,4 @@
-"""The canonical form of a template: every field written out, defaults and state isolation included. Its digest identifies the blueprint."""
+"""The canonical form of a template: every field written out, defaults and state isolation included (but for defaults of fields that came later). Its digest identifies the blueprint."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from enum import StrEnum
 from pathlib import PurePath
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import yaml
 
-from dsec.model.sandbox import Volume
+from dsec.model.sandbox import Hibernate, Volume
 from dsec.model.template import Resources, Template
+
+LATER: Final = {("isolation", "hibernate"): Hibernate.AUTO.value}
+"""Fields that came later, with their defaults, which are not written: templates that were built before keep their digests."""
 
 
 def canonical(template: Template) -> dict[str, Any]:
     """The whole template as mappings, lists, text, numbers and truth values; equal templates give equal forms."""
+    form = _whole(template)
+    for (part, field), usual in LATER.items():
+        if form[part][field] == usual:
+            del form[part][field]
+    return form
+
+
+def _whole(template: Template) -> dict[str, Any]:
     form = _plain(template)
     assert isinstance(form, dict)
     return form
@@ -60,7 +71,7 @@ _Dumper.add_representer(str, _text)
 def leaves(template: Template) -> dict[str, Any]:
     """Every field by its path, such as ``runtime.base``; a list or the variables are one field. In the order of the model."""
     found: dict[str, Any] = {}
-    for name, value in canonical(template).items():
+    for name, value in _whole(template).items():
         if isinstance(value, dict):
             found.update({f"{name}.{field}": item for field, item in value.items()})
         else:

@@ -92,6 +92,9 @@ STANDINGS: Final[Mapping[str, Standing]] = MappingProxyType(
         "isolation.scratch_exec": _declared(
             "a command runs in a throw-away copy when it asks for that itself"
         ),
+        "isolation.hibernate": _enforced(
+            "read where the engine puts to rest what nobody uses; a level that keeps no files without a sandbox freezes it at most"
+        ),
         "skills": _declared("there are no skills yet"),
     }
 )
