@@ -21,12 +21,10 @@ from dsec.control.pressure import Pressure
 from dsec.core.fairshare import FairQueue
 from dsec.core.quotas import NOTHING, held
 from dsec.errors import Busy, OverQuota
-from dsec.model.admission import AdmissionInfo
+from dsec.model.admission import AT_ONCE, QUEUE, AdmissionInfo
 from dsec.model.sandbox import SandboxSpec, State
 from dsec.ports.admission import Admission, QuotaSource
 
-AT_ONCE: Final = 4
-QUEUE: Final = 2000
 SLOW: Final = 1.0  # seconds after which a turn gives its place to the next
 SLOW_AT_ONCE: Final = 32  # turns that may have done so
 LEARN: Final = 0.1  # weight of the latest in the average of how long a turn takes

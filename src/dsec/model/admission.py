@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
+
+AT_ONCE: Final = 4
+"""Sandboxes that are made at the same time, unless something else is said."""
+QUEUE: Final = 2000
+"""Requests that may wait for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ from dsec.runtimes.trees import Archives
 from dsec.stores import mounts
 from dsec.stores.journal import SqliteStore
 from dsec.stores.keeper import Pace
+from dsec.wiring.admission import Reception
 from dsec.wiring.levels import LEVELS, Parts, Refused
 from dsec.wiring.servers import server
 from dsec.wiring.settings import Home, Settings
@@ -120,8 +121,11 @@ async def _open_journal(state: StateDirectory, settings: Settings) -> SqliteStor
     )
 
 
-async def open_engine(settings: Settings) -> Services:
+async def open_engine(settings: Settings, reception: Reception | None = None) -> Services:
     """An open engine; its ``close`` closes everything that was opened for it.
+
+    Args:
+        reception: lets sandboxes in where many share the engine; None: whoever has it may make as many as the machine takes.
 
     Raises:
         Conflict: another process owns this home.
@@ -153,9 +157,9 @@ async def open_engine(settings: Settings) -> Services:
             Engine(
                 runtimes=parts.runtimes,
                 journal=store,
-                sandboxes=store,
+                sandboxes=store if reception is None else reception.sandboxes(store),
                 snapshots=store.snapshots,
-                volumes=store.volumes,
+                volumes=store.volumes if reception is None else reception.volumes(store.volumes),
                 templates=partial(_templates, settings),
                 sharing=partial(_sharing, settings, _held(state, settings)),
                 images=image_service(settings),
@@ -166,13 +170,22 @@ async def open_engine(settings: Settings) -> Services:
                 pool=parts.pool,
                 durable=state.durable,
                 residence=settings.residence,
+                admission=None if reception is None else reception.turns,
             )
         )
-        services = await engine[0].open()
-        stack.push_async_callback(services.close)
+        services = await _begin(engine[0], reception, stack)
         if isinstance(parts.images, HeldImages):
             await _release(parts.images, store)
         return _closing(services, stack.pop_all())
+
+
+async def _begin(engine: Engine, reception: Reception | None, stack: contextlib.AsyncExitStack) -> Services:
+    """Open it; what was opened is closed by the stack."""
+    if reception is not None:
+        await reception.load()
+    services = await engine.open()
+    stack.push_async_callback(services.close)
+    return services if reception is None else reception.admit(services, engine, stack)
 
 
 def _closing(services: Services, stack: contextlib.AsyncExitStack) -> Services:

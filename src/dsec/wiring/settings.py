@@ -13,6 +13,7 @@ from dsec.errors import (
     BadRequest,
     IsolationUnavailable,
 )
+from dsec.model.admission import AT_ONCE, QUEUE
 from dsec.model.checks import check_count, check_seconds, local_path, shown
 from dsec.model.images import Progress
 from dsec.model.sandbox import MIB
@@ -45,6 +46,8 @@ class Settings:
             1 MiB. None = no bound.
         progress: told, from other threads, what a build of an image is doing.
         wait: seconds for which a durable engine waits when another one has its home.
+        creations: sandboxes that are made at the same time where many ask, from 1 to 1,024; creation_queue: that may wait for it, up to 1,000,000.
+        memory_reserve: bytes of the machine that sandboxes are not given; None = a sixteenth of it, at least 256 MiB.
         residence: after how many seconds without any act sandboxes are frozen and hibernated; as it is, never.
 
     Raises:
@@ -63,6 +66,9 @@ class Settings:
     images_bytes: int | None = None
     progress: Progress | None = None
     wait: float = 10.0
+    creations: int = AT_ONCE
+    creation_queue: int = QUEUE
+    memory_reserve: int | None = None
     residence: Residence = ALL_STAY
 
     @property
@@ -96,6 +102,10 @@ class Settings:
         check_count("settings.shelf", self.shelf, 0, 1024)
         check_count("settings.pool", self.pool, 0, MOST)
         check_count("settings.pool_memory", self.pool_memory, MIB, _MOST_BYTES)
+        check_count("settings.creations", self.creations, 1, 1024)
+        check_count("settings.creation_queue", self.creation_queue, 0, 1_000_000)
+        if self.memory_reserve is not None:
+            check_count("settings.memory_reserve", self.memory_reserve, 0, _MOST_BYTES)
         check_seconds("settings.wait", self.wait)
         residence: object = self.residence
         if not isinstance(residence, Residence):

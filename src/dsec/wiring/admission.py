@@ -1,0 +1,86 @@
+"""What lets sandboxes in, put together: turns, quotas and memory of one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+
+from dsec.control.accounts import Accounts
+from dsec.control.admission import admitted
+from dsec.control.counted import CountedSandboxes, CountedVolumes
+from dsec.control.pressure import Pressure
+from dsec.control.turns import Turns
+from dsec.core.quotas import Ledger
+from dsec.model.tenants import Quota
+from dsec.node.engine import Engine
+from dsec.node.memory import MachineMemory, Measured
+from dsec.ports.admission import QuotaSource
+from dsec.ports.engine import Services
+from dsec.ports.journal import Sandboxes, VolumeRecords
+from dsec.wiring.settings import Settings
+
+
+@dataclass(slots=True)
+class LateQuotas(QuotaSource):
+    """Quotas of whoever keeps them, who is made after the engine whose journal he writes; nobody has any before."""
+
+    source: QuotaSource | None = None
+
+    def quota(self, project: str) -> Quota:
+        return Quota() if self.source is None else self.source.quota(project)
+
+
+@dataclass(slots=True)
+class Reception:
+    """What one shared engine is opened with, so that its sandboxes are let in. ``quotas.source`` is set by whoever keeps them."""
+
+    settings: Settings
+    quotas: LateQuotas = field(default_factory=LateQuotas)
+    accounts: Accounts = field(init=False)
+    pressure: Pressure = field(init=False)
+    turns: Turns = field(init=False)
+    _sandboxes: CountedSandboxes | None = None
+    _volumes: CountedVolumes | None = None
+
+    def __post_init__(self) -> None:
+        self.accounts = Accounts(Ledger(self.quotas.quota))
+        self.pressure = Pressure(MachineMemory().read, reserve=self.settings.memory_reserve)
+        self.turns = Turns(
+            self.quotas,
+            self.accounts,
+            self.pressure,
+            at_once=self.settings.creations,
+            queue=self.settings.creation_queue,
+        )
+
+    def sandboxes(self, records: Sandboxes) -> Sandboxes:
+        """The records that the engine is to have instead of these."""
+        self._sandboxes = CountedSandboxes(records, self.accounts)
+        return self._sandboxes
+
+    def volumes(self, records: VolumeRecords) -> VolumeRecords:
+        """Likewise."""
+        self._volumes = CountedVolumes(records, self.accounts)
+        return self._volumes
+
+    async def load(self) -> None:
+        """Count what is recorded, before the engine is opened."""
+        if self._sandboxes is not None:
+            await self._sandboxes.load(())
+        if self._volumes is not None:
+            await self._volumes.load()
+
+    def admit(self, services: Services, engine: Engine, stack: contextlib.AsyncExitStack) -> Services:
+        """The engine, which has just been opened, with turns; from now on quotas count, and what runs is measured."""
+        self.accounts.enforcing = True
+        measured = Measured(engine.kit.table)
+        learning = asyncio.get_running_loop().create_task(self.pressure.learn(measured.sample))
+        stack.push_async_callback(self._close, learning)
+        return admitted(services, self.turns)
+
+    async def _close(self, learning: asyncio.Task[None]) -> None:
+        learning.cancel()
+        await asyncio.wait([learning])
+        self.turns.close()
+        await self.pressure.close()
