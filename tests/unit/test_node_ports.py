@@ -12,7 +12,7 @@ import pytest
 
 from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.errors import BadRequest, Busy, Conflict, NotFound, SandboxFailed, StorageFull, TooLarge
-from dsec.model.ids import new_sandbox_id
+from dsec.model.ids import SandboxId, new_sandbox_id
 from dsec.model.journal import Phase, Record
 from dsec.node import ports
 from dsec.testing.harness import Harness, until
@@ -131,22 +131,38 @@ class TestConnecting:
         assert busy(harness, sb) == 0
 
     async def test_one_that_takes_none_holds_nobody_else_up(
-        self, harness: Harness, sb: AsyncSandbox, dsec: AsyncDsec
+        self, harness: Harness, sb: AsyncSandbox, dsec: AsyncDsec, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        dialling: dict[SandboxId, int] = {}
+        dial = harness.runtime.dial
+
+        async def counted(sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
+            dialling[sandbox] = dialling.get(sandbox, 0) + 1
+            return await dial(sandbox, port, timeout)
+
+        monkeypatch.setattr(harness.runtime, "dial", counted)
         harness.runtime.deaf = asyncio.Event()
         tasks = [asyncio.ensure_future(connected(harness, sb)) for _ in range(20)]
-        await until(lambda: sum(task.done() for task in tasks) == 20 - ports.MAX_MAKING_EACH)
         other = await dsec.sandboxes.create()
-        reaching = asyncio.ensure_future(connected(harness, other))
-        await asyncio.sleep(0.01)
-        assert not reaching.done()  # it waits for its own program, and was not refused
+        tasks.append(asyncio.ensure_future(connected(harness, other)))
+        await until(lambda: dialling.get(other.id) == 1)
+        assert dialling[sb.id] == ports.MAX_MAKING_EACH
         harness.runtime.deaf.set()
-        outcomes = await asyncio.gather(*tasks, reaching, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, socket.socket):
-                outcome.close()
-            else:
-                assert isinstance(outcome, Busy)
+        for sock in await asyncio.gather(*tasks):  # all who came at once have theirs
+            sock.close()
+
+    async def test_nobody_waits_for_ever_for_a_turn(
+        self, harness: Harness, sb: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ports, "TURN_SECONDS", 0.05)
+        harness.runtime.deaf = asyncio.Event()
+        holding = [asyncio.ensure_future(connected(harness, sb)) for _ in range(ports.MAX_MAKING_EACH)]
+        await until(lambda: busy(harness, sb) == ports.MAX_MAKING_EACH)
+        with pytest.raises(Busy):
+            await connected(harness, sb)
+        harness.runtime.deaf.set()
+        for sock in await asyncio.gather(*holding):
+            sock.close()
 
     async def test_while_one_is_open_it_is_not_idle(self, harness: Harness, dsec: AsyncDsec) -> None:
         sb = await dsec.sandboxes.create(idle=60)

@@ -26,7 +26,10 @@ CONNECT: Final = "port.connect"
 CONNECT_SECONDS: Final = 5.0
 MAX_OPEN: Final = 256  # connections to one sandbox, those being made included
 MAX_MAKING: Final = 256  # in all: each has a thread of its own for as long as it waits
-MAX_MAKING_EACH: Final = 8  # to one sandbox: what does not take connections must not hold all of those
+MAX_MAKING_EACH: Final = (
+    8  # to one sandbox, others wait: what takes no connections must not hold all of those threads
+)
+TURN_SECONDS: Final = 15.0
 NOTE_SECONDS: Final = 60.0  # between two records of one port of one sandbox
 MAX_NOTED: Final = 4096
 
@@ -58,10 +61,10 @@ class Connection(socket.socket):
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """The connections to one sandbox; ``making``: of these, those that are not there yet."""
+    """The connections to one sandbox; ``turns``: to make one."""
 
     count: int = 0
-    making: int = 0
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_MAKING_EACH))
     sockets: weakref.WeakSet[Connection] = field(default_factory=weakref.WeakSet)
     ending: asyncio.Task[None] | None = None
 
@@ -104,13 +107,22 @@ class Ports(PortService):
             return made
 
     async def _dial(self, handle: Handle, port: int, here: _Open) -> Connection:
-        if self._making >= MAX_MAKING or here.making >= MAX_MAKING_EACH:
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await here.turns.acquire()
+        except TimeoutError:
             raise Busy(
-                f"{here.making} connections to {handle.id} are being made, and {self._making} in all",
-                hint="retry in a moment",
-            )
+                f"{here.count} connections to {handle.id} are being made", hint="retry in a moment"
+            ) from None
+        try:
+            return await self._made(handle, port)
+        finally:
+            here.turns.release()
+
+    async def _made(self, handle: Handle, port: int) -> Connection:
+        if self._making >= MAX_MAKING:
+            raise Busy(f"{self._making} connections into sandboxes are being made", hint="retry in a moment")
         self._making += 1
-        here.making += 1
         try:
             plain = await handle.runtime.dial(handle.id, port, CONNECT_SECONDS)
         except (NotFound, RuntimeUnavailable, Conflict, TimedOut) as exc:
@@ -122,7 +134,6 @@ class Ports(PortService):
             raise
         finally:
             self._making -= 1
-            here.making -= 1
         made = Connection(plain.family, plain.type, plain.proto, plain.detach())
         made.setblocking(False)
         return made
