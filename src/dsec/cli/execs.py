@@ -319,10 +319,19 @@ def _show_problems(found: Sequence[Problem], as_json: bool) -> int:
         put_json(found)
     elif found:
         rows = [
-            (one.sandbox, one.what, duration(time.time() - one.since), str(one.attempts), one.error)
+            (
+                one.sandbox or "-",
+                one.kind,
+                one.what,
+                duration(time.time() - one.since),
+                str(one.attempts),
+                duration(max(one.next_try - time.time(), 0.0)) if one.next_try else "-",
+                one.error,
+                one.hint,
+            )
             for one in found
         ]
-        put_table(("SANDBOX", "WHAT", "SINCE", "ATTEMPTS", "ERROR"), rows)
+        put_table(("SANDBOX", "KIND", "WHAT", "SINCE", "ATTEMPTS", "NEXT IN", "ERROR", "WHAT TO DO"), rows)
     else:
         put("no problems\n")
     return 1 if found else 0

@@ -116,11 +116,14 @@ RECORD: Final = {
     "digest": "chains over the record before",
 }
 PROBLEM: Final = {
-    "sandbox": "whose",
+    "sandbox": "whose, \"\" = nobody's",
     "what": "is left",
     "since": "seconds since the epoch",
     "attempts": "so far",
     "error": "of the last one",
+    "kind": "cleanup or alert",
+    "next_try": "seconds since the epoch, 0 = not known",
+    "hint": "what to do",
 }
 POOL: Final = {
     "most": "ready sandboxes that it may keep, 0 = none",

@@ -285,11 +285,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that could not be cleaned up yet, and is tried again.
+    """Something that could not be done yet, and is tried again.
 
     Attributes:
-        sandbox: whose it is. what: what is left. since: of the first try, seconds since the epoch. attempts: until now.
+        sandbox: whose it is, "" = nobody's. what: what is left. since: of the first try, seconds since the epoch. attempts: until now.
         error: how the last one failed.
+        kind: ``cleanup``, or ``alert`` when nobody can be told of problems. next_try: seconds since the epoch, 0 = not known. hint: what to do.
     """
 
     sandbox: SandboxId
@@ -297,3 +298,6 @@ class Problem:
     since: float
     attempts: int
     error: str
+    kind: str = "cleanup"
+    next_try: float = 0.0
+    hint: str = ""

@@ -16,6 +16,7 @@ from dsec.ports.journal import Journal
 
 FIRST_WAIT: Final = 0.5  # seconds; doubles up to LONGEST_WAIT
 LONGEST_WAIT: Final = 60.0
+HINT: Final = "`dsec events ID` tells what came before; it is tried again until it succeeds"
 
 
 class Janitor:
@@ -42,7 +43,7 @@ class Janitor:
         """Take over a clean-up that failed with ``error``. Twice the same is one."""
         if sandbox in self._problems:
             return
-        self._note(sandbox, what, error)
+        self._note(sandbox, what, error, self._first_wait)
         self._work.spawn(self._until_done(sandbox, cleanup, what))
         fact: dict[str, str | int] = {"what": what, "message": str(error)}
         draft = Draft(
@@ -54,7 +55,7 @@ class Janitor:
         with suppress(DsecError):  # a full disk must not hide the problem itself
             await self._journal.append(draft)
 
-    def _note(self, sandbox: SandboxId, what: str, error: Exception) -> None:
+    def _note(self, sandbox: SandboxId, what: str, error: Exception, wait: float) -> None:
         seen = self._problems.get(sandbox)
         self._problems[sandbox] = Problem(
             sandbox=sandbox,
@@ -62,6 +63,8 @@ class Janitor:
             since=seen.since if seen else self._clock.now().wall,
             attempts=seen.attempts + 1 if seen else 1,
             error=str(error),
+            next_try=self._clock.now().wall + wait,
+            hint=error.hint if isinstance(error, DsecError) and error.hint else HINT,
         )
 
     async def _until_done(self, sandbox: SandboxId, cleanup: Cleanup, what: str) -> None:
@@ -72,6 +75,6 @@ class Janitor:
             try:
                 await cleanup()
             except Exception as exc:  # noqa: BLE001 - whatever it is: the thing is still there
-                self._note(sandbox, what, exc)
+                self._note(sandbox, what, exc, wait)
             else:
                 self.solved(sandbox)
