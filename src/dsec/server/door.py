@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import os
+import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -34,7 +35,8 @@ class Door:
     """ASGI around everything else.
 
     Attributes:
-        running: requests that are being answered. stop: set when the server takes no more, and streams are to end.
+        running: requests that are being answered. asked: when the last of them ended, seconds of the monotonic clock.
+        stop: set when the server takes no more, and streams are to end.
     """
 
     def __init__(self, app: ASGIApp, gate: Gate, hot: Hot) -> None:
@@ -43,6 +45,7 @@ class Door:
         self._hot = hot
         self._uid = os.geteuid()
         self.running = 0
+        self.asked = time.monotonic()
         self.stop = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,6 +54,13 @@ class Door:
             return
         place(scope)
         self.running += 1
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self.running -= 1
+            self.asked = time.monotonic()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = _Begun(send)
         try:
             answer = await self._let_in(scope, receive)
@@ -61,8 +71,6 @@ class Door:
             answer = answer_to(error)
             if begun.begun:  # half an answer is out: what is left is to end the connection
                 raise
-        finally:
-            self.running -= 1
         await refuse(scope, receive, send, answer)
 
     async def _let_in(self, scope: Scope, receive: Receive) -> Response | None:

@@ -1,0 +1,115 @@
+"""`dsec serve`: the engine of lasting sandboxes for many."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from dsec.cli.codes import SIGNALLED
+from dsec.cli.output import note
+from dsec.cli.session import WAIT, engine_home, taken
+from dsec.stores.schema import Durability
+from dsec.wiring.serving import Place, Running, serving
+from dsec.wiring.settings import Settings, host_paths_of
+
+app = typer.Typer()
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of HTTP; 0 = one that is free.")] = 7070,
+    no_http: Annotated[
+        bool, typer.Option("--no-http", "--socket-only", help="Listen on the socket alone.")
+    ] = False,
+    insecure_host: Annotated[
+        bool, typer.Option("--insecure-host", help="Let other machines reach it without TLS.")
+    ] = False,
+    home: Annotated[
+        Path | None, typer.Option(help="State directory of the engine; by default $DSEC_HOME/engine.")
+    ] = None,
+    pool: Annotated[
+        int | None, typer.Option(min=0, max=1000, help="Ready sandboxes kept at most.  [default: 4]")
+    ] = None,
+    until_idle: Annotated[
+        float,
+        typer.Option(
+            min=0, help="End after so many seconds in which nobody asked and nothing ran; 0 = never."
+        ),
+    ] = 0.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for whoever has the engine.")] = WAIT,
+    durability: Annotated[
+        str,
+        typer.Option(help="What acknowledged things survive: `process` (kill -9) or `disk` (power loss)."),
+    ] = "process",
+) -> None:
+    """Serve lasting sandboxes over HTTP, and on $DSEC_HOME/dsec.sock, until a signal; sandboxes live on.
+
+    The socket is for the user whose engine it is; HTTP needs a key (`dsec key create`).
+    """
+    where = engine_home() if home is None else home.absolute()
+    place = Place(
+        home=where.parent if home is None else where,
+        host="" if no_http else host,
+        port=port,
+        insecure_host=insecure_host,
+    )
+    settings = Settings(
+        home=where,
+        wait=wait,
+        pool=(0 if until_idle else 4) if pool is None else pool,
+        host_paths=host_paths_of(os.environ.get("DSEC_HOST_PATHS")),
+        durability=_durability(durability),
+    )
+    with taken(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(place, settings, until_idle))
+
+
+def _durability(text: str) -> Durability:
+    """Raises: BadRequest: by the settings."""
+    given: Any = text
+    chosen: Durability = given
+    return chosen
+
+
+async def _serve(place: Place, settings: Settings, until_idle: float) -> None:
+    """Until a signal, or nobody needs it any more."""
+    stopping = _on_signals()
+    async with serving(place, settings) as running:
+        _announce(running)
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
+        if until_idle:
+            waits.append(asyncio.ensure_future(running.idle(until_idle)))
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in waits:
+            each.cancel()
+        if stopping.is_set():
+            note("stopping: what runs is answered, sandboxes live on; once more ends it at once")
+
+
+def _on_signals() -> asyncio.Event:
+    """Set by the first signal; the second ends us at once, which loses nothing that was acknowledged."""
+    stopping = asyncio.Event()
+
+    def caught(signo: int) -> None:
+        if stopping.is_set():
+            os._exit(SIGNALLED + signo)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for signo in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signo, caught, signo)
+    return stopping
+
+
+def _announce(running: Running) -> None:
+    if running.url:
+        note(f"{running.url} (documents: {running.url}/docs)")
+        note("a key: `dsec key create --scope developer`")
+    note(f"socket: {running.socket} (no key for uid {os.geteuid()})")
