@@ -210,6 +210,12 @@ class TestHonest:
         async with world.client.head(world.path(), headers={"x-api-key": ADMIN}) as answer:
             assert answer.status == 200
 
+    async def test_of_two_lengths_the_chunks_are_true(self, world: World) -> None:
+        await world.says(
+            b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+        )
+        assert await world.get() == (200, b"abc")
+
     async def test_an_answer_that_comes_early_and_until_the_end(self, world: World) -> None:
         await world.says(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.0 200 OK\r\n\r\nall of it")
         assert await world.get() == (200, b"all of it")
@@ -509,6 +515,8 @@ class TestSockets:
             for path, headers, status in (
                 (world.path(), {}, 401),
                 (world.path(sandbox=new_sandbox_id()), {"x-api-key": ADMIN}, 404),
+                (world.path(port=9), {"x-api-key": ADMIN}, 409),
+                (world.path(port=0), {"x-api-key": ADMIN}, 400),
                 (world.path(f"?dsec_token={ADMIN}"), {}, 401),
             ):
                 with pytest.raises(aiohttp.WSServerHandshakeError) as refused:

@@ -46,6 +46,13 @@ def request_head(method: str, target: bytes, headers: Headers, given: Headers) -
         raise BadRequest(f"request: {error}") from None
 
 
+def _framed(head: h11.Response) -> Headers:
+    """Its headers, without a length that is not that of the body which comes: a server takes it for a promise."""
+    chunked = any(name == b"transfer-encoding" for name, _ in head.headers)
+    lengthless = chunked or head.status_code in _BODILESS
+    return [(name, value) for name, value in head.headers if not (lengthless and name == b"content-length")]
+
+
 class Proxied(Response):
     """The answer of the program at the other end of ``sock``, which is closed in the end.
 
@@ -136,11 +143,7 @@ class Proxied(Response):
                 head = await self._answer_head(reader)
             self._patience = None
             self._begun = True
-            headers = self._render(list(head.headers))
-            if (
-                head.status_code in _BODILESS
-            ):  # they may say how long the body would be, which a server takes for a promise
-                headers = [(name, value) for name, value in headers if name != b"content-length"]
+            headers = self._render(_framed(head))
             await send({"type": "http.response.start", "status": head.status_code, "headers": headers})
             while not self._ended:
                 async with asyncio.timeout(IDLE_SECONDS):
