@@ -110,7 +110,7 @@ class Engine:
         self.volumes = VolumeKeeping(stored, volumes, self.claims, kit)
         doing = Doing(kit)
         execs = ScratchExecs(self.execs, self.lifecycle, kit)
-        place = Workplace(self.lifecycle, execs, self.snapshots, self.snapshots, self.snapshots)
+        place = self.place = Workplace(self.lifecycle, execs, self.snapshots, self.snapshots, self.snapshots)
         self._services = Services(
             sandboxes=self.lifecycle,
             snapshots=self.snapshots,

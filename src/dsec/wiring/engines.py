@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +15,12 @@ from dsec.client.aio_link import Connect
 from dsec.control.building import Builder
 from dsec.control.images import ImageKeeping
 from dsec.control.layering import Layering
+from dsec.control.named_images import NamedImages
+from dsec.control.project_templates import ProjectTemplateStore
 from dsec.control.sharing import Sharing
 from dsec.control.template_store import TemplateStore
 from dsec.control.templates import Templates
+from dsec.control.tenancy import Make, Room
 from dsec.errors import BadRequest, DsecError
 from dsec.images.carrier import Carrier
 from dsec.images.held import HeldImages
@@ -29,9 +32,10 @@ from dsec.model.checks import local_path, shown
 from dsec.model.ids import new_engine_id
 from dsec.model.images import silent
 from dsec.model.sandbox import Level
+from dsec.model.volumes import DEFAULT_PROJECT
 from dsec.node.engine import Engine
 from dsec.ports.engine import ImageService, Services, Workplace
-from dsec.ports.journal import Standing
+from dsec.ports.journal import Journal, Standing
 from dsec.ports.runtime import Ended
 from dsec.ports.storage import Image, Images
 from dsec.runtimes.trees import Archives
@@ -88,7 +92,7 @@ async def _release(images: HeldImages, store: SqliteStore) -> None:
         await images.keep_only({digest for one in standing for digest in (one.base_digest, *one.layers)})
 
 
-def _templates(settings: Settings, place: Workplace) -> Templates:
+def _templates(settings: Settings, place: Workplace, project: str | None = None) -> Templates:
     root = settings.store
     images, built = image_store(settings), templates_of(root)
     layering = Layering(
@@ -100,14 +104,48 @@ def _templates(settings: Settings, place: Workplace) -> Templates:
         built,
         progress=settings.progress or silent,
     )
-    return Templates(images, layering, place.snapshots, TemplateStore(built, Shelf(root)), images.tidy)
+    named = NamedImages(images) if project is not None else images
+    return Templates(named, layering, place.snapshots, _built(settings, project), images.tidy)
 
 
-def _sharing(settings: Settings, images: Images, place: Workplace) -> Sharing:
+def _built(settings: Settings, project: str | None) -> TemplateStore:
+    """The templates of a project; None: everybody's."""
+    root, shelf = templates_of(settings.store), Shelf(settings.store)
+    shared = TemplateStore(root, shelf)
+    if project in (None, DEFAULT_PROJECT):
+        return shared
+    return ProjectTemplateStore(shared, root, shelf, project)
+
+
+def _sharing(settings: Settings, images: Images, place: Workplace, project: str | None = None) -> Sharing:
     store = image_store(settings)
-    root = settings.store
-    built = TemplateStore(templates_of(root), Shelf(root))
-    return Sharing(images, _look, Carrier(root), built, place, store.tidy)
+    built = _built(settings, project)
+    return Sharing(images, _look, Carrier(settings.store), built, place, store.tidy)
+
+
+@dataclass(slots=True)
+class Inside:
+    """What is within an engine, told while it is opened to whoever puts something around it.
+
+    Attributes:
+        state: its directory. journal: its records. place: where its templates are built. room: makes the templates of one project.
+    """
+
+    state: StateDirectory = field(init=False)
+    journal: Journal = field(init=False)
+    place: Workplace = field(init=False)
+    room: Make = field(init=False)
+
+    def tell(self, state: StateDirectory, journal: Journal, settings: Settings) -> None:
+        images = _held(state, settings)
+
+        def room(project: str, place: Workplace) -> Room:
+            return Room(
+                _templates(settings, place, project),
+                _sharing(settings, images, place, project),
+            )
+
+        self.state, self.journal, self.room = state, journal, room
 
 
 async def _open_journal(state: StateDirectory, settings: Settings) -> SqliteStore:
@@ -121,11 +159,14 @@ async def _open_journal(state: StateDirectory, settings: Settings) -> SqliteStor
     )
 
 
-async def open_engine(settings: Settings, reception: Reception | None = None) -> Services:
+async def open_engine(
+    settings: Settings, reception: Reception | None = None, inside: Inside | None = None
+) -> Services:
     """An open engine; its ``close`` closes everything that was opened for it.
 
     Args:
         reception: lets sandboxes in where many share the engine; None: whoever has it may make as many as the machine takes.
+        inside: is told what is within.
 
     Raises:
         Conflict: another process owns this home.
@@ -173,6 +214,9 @@ async def open_engine(settings: Settings, reception: Reception | None = None) ->
                 admission=None if reception is None else reception.turns,
             )
         )
+        if inside is not None:
+            inside.tell(state, store, settings)
+            inside.place = engine[0].place
         services = await _begin(engine[0], reception, stack)
         if isinstance(parts.images, HeldImages):
             await _release(parts.images, store)
