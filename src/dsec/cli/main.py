@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "inspect": ("sandboxes", "Show what is known of a sandbox."),
     "events": ("records", "Show the records of a sandbox in the journal."),
     "ps": ("execs", "List commands, failed clean-ups, or ready sandboxes."),
+    "serve": ("serve", "Serve lasting sandboxes over HTTP and a socket."),
     "doctor": ("machine", "Tell what this machine can isolate, and try it."),
     "gc": ("machine", "Remove what dead engines left and nothing needs any more."),
     "bench": ("machine", "Measure creating, executing and destroying here."),
