@@ -35,7 +35,7 @@ from dsec.model.sandbox import Level
 from dsec.model.volumes import DEFAULT_PROJECT
 from dsec.node.engine import Engine
 from dsec.ports.engine import ImageService, Services, Workplace
-from dsec.ports.journal import Journal, Standing
+from dsec.ports.journal import Journal, Sandboxes, Standing
 from dsec.ports.runtime import Ended
 from dsec.ports.storage import Image, Images
 from dsec.runtimes.trees import Archives
@@ -128,11 +128,12 @@ class Inside:
     """What is within an engine, told while it is opened to whoever puts something around it.
 
     Attributes:
-        state: its directory. journal: its records. place: where its templates are built. room: makes the templates of one project.
+        state: its directory. journal: its records. sandboxes: which there are. place: where its templates are built. room: makes the templates of one project.
     """
 
     state: StateDirectory = field(init=False)
     journal: Journal = field(init=False)
+    sandboxes: Sandboxes = field(init=False)
     place: Workplace = field(init=False)
     room: Make = field(init=False)
 
@@ -216,6 +217,7 @@ async def open_engine(
         )
         if inside is not None:
             inside.tell(state, store, settings)
+            inside.sandboxes = store
             inside.place = engine[0].place
         services = await _begin(engine[0], reception, stack)
         if isinstance(parts.images, HeldImages):

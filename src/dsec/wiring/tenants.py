@@ -23,8 +23,10 @@ from dsec.ports.journal import Journal
 from dsec.ports.tenants import Cursors, KeyRecords
 from dsec.wiring.admission import Reception
 from dsec.wiring.engines import Inside, open_engine
+from dsec.wiring.figures import bytes_below, meters_of
 from dsec.wiring.serving import Behind
 from dsec.wiring.settings import Settings
+from dsec.wiring.state import JOURNAL
 
 CONTROL: Final = "control"
 """The directory of the control database in a state directory."""
@@ -126,4 +128,6 @@ async def shared(settings: Settings) -> AsyncIterator[Behind]:
         control = await stack.enter_async_context(opening)
         reception.quotas.source = control.tenants
         gate = await stack.enter_async_context(gate_over(control, services, inside.place, inside.room))
-        yield Behind(services=services, gate=gate, parts={"idempotency": control.calls})
+        journal_bytes = bytes_below(await asyncio.to_thread(inside.state.part, JOURNAL))
+        meters = meters_of(services, inside.journal, inside.sandboxes, journal_bytes, reception.turns.info)
+        yield Behind(services=services, gate=gate, parts={"idempotency": control.calls, "meters": meters})
