@@ -43,6 +43,7 @@ class Sender(ABC):
     async def send(self, body: bytes) -> None:
         """Deliver JSON.  Raises: OSError, TimeoutError, RuntimeError: it was not taken."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Let go of what it holds."""
 
@@ -175,3 +176,6 @@ class CommandSender(Sender):
             await process.wait()
         if process.returncode:
             raise RuntimeError(f"{self._command[0]} ended with exit code {process.returncode}")
+
+    async def close(self) -> None:
+        """Nothing is held between batches."""

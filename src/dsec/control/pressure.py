@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from dsec.core.admission import YOUNG, Expectations, Kind, Memory, check_memory, kind_of, usual_reserve
@@ -15,11 +16,21 @@ from dsec.model.sandbox import SandboxSpec
 FRESH: Final = 0.2  # seconds for which a reading is as good as new
 STALE: Final = 1.0  # ... after which a new one is waited for
 LEARN_EVERY: Final = 1.0  # seconds
+QUICKLY: Final = 0.1  # ... while some are made of which is not known what they take
 SAMPLE: Final = 16  # running sandboxes that are measured each time
 
 Read = Callable[[], Memory | None]
 Sample = tuple[SandboxSpec, int]
 Measure = Callable[[int], Awaitable[Sequence[Sample]]]
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """Of one kind, like ``spec``: how many are being made, and until when each that was just made counts; the oldest first."""
+
+    spec: SandboxSpec
+    making: int = 0
+    young: deque[float] = field(default_factory=deque)
 
 
 class Pressure:
@@ -41,11 +52,7 @@ class Pressure:
         self._memory: Memory | None = None
         self._at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
-        self._making = 0  # bytes expected of what is being made
-        self._young: dict[
-            Kind, deque[tuple[float, int]]
-        ] = {}  # until when they count, and bytes of each; oldest first
-        self._young_bytes = 0
+        self._fresh: dict[Kind, _Fresh] = {}
 
     # Figures
 
@@ -62,15 +69,17 @@ class Pressure:
         return usual_reserve(self._memory.total)
 
     def promised(self) -> int:
-        """Bytes that are expected of what is being made, or was made so lately that they do not show yet."""
-        now = self._clock()
-        for kind in tuple(self._young):
-            young = self._young[kind]
-            while young and young[0][0] <= now:
-                self._young_bytes -= young.popleft()[1]
-            if not young:
-                del self._young[kind]
-        return self._making + self._young_bytes
+        """Bytes that are expected of what is being made, or was made so lately that they do not show yet; by what is known now."""
+        now, total = self._clock(), 0
+        for kind, fresh in tuple(self._fresh.items()):
+            while fresh.young and fresh.young[0] <= now:
+                fresh.young.popleft()
+            count = fresh.making + len(fresh.young)
+            if count:
+                total += count * self.expectations.of(fresh.spec)
+            else:
+                del self._fresh[kind]
+        return total
 
     # Promising
 
@@ -98,27 +107,28 @@ class Pressure:
         size = self.expectations.of(spec)
         if self._memory is not None:
             check_memory(self._memory, reserve=self.reserve, promised=self.promised(), needed=size * count)
-        self._making += size * count
+        fresh = self._fresh.setdefault(kind_of(spec), _Fresh(spec))
+        fresh.making += count
         try:
             yield
         finally:
-            self._making -= size * count
-        young = self._young.setdefault(kind_of(spec), deque())
-        young.extend([(self._clock() + YOUNG, size)] * count)
-        self._young_bytes += size * count
+            fresh.making -= count
+        fresh.young.extend([self._clock() + YOUNG] * count)
+        self._fresh[kind_of(spec)] = fresh
 
     def ended(self, spec: SandboxSpec) -> None:
         """One of that kind has ended: one of it that is young no longer counts, if there is such a one."""
-        young = self._young.get(kind_of(spec))
-        if young:
-            self._young_bytes -= young.popleft()[1]
+        fresh = self._fresh.get(kind_of(spec))
+        if fresh is not None and fresh.young:
+            fresh.young.popleft()
 
     # Learning
 
     async def learn(self, measure: Measure, *, every: float = LEARN_EVERY) -> None:
         """For ever: measure some of those that run."""
         while True:
-            await asyncio.sleep(every)
+            guessing = any(not self.expectations.knows(fresh.spec) for fresh in self._fresh.values())
+            await asyncio.sleep(min(every, QUICKLY) if guessing else every)
             for spec, size in await measure(SAMPLE):
                 self.expectations.learn(spec, size)
 

@@ -26,7 +26,7 @@ class WebhookSender(Sender):
                 status = answer.status
         except aiohttp.ClientError as error:  # without the URL, which may hold a secret
             raise RuntimeError(f"the alert's URL cannot be reached: {type(error).__name__}") from error
-        if not 200 <= status < 300:  # noqa: PLR2004
+        if not 200 <= status < 300:
             raise RuntimeError(f"the alert's URL answered {status}")
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ LEAST: Final = 4 * MIB  # of one: its first process, and what the kernel has of 
 GUESSED_LEAST: Final = 16 * MIB
 GUESSED_SHARE: Final = 8  # of the limit, until one was measured
 PRIOR: Final = 4  # measurements that weigh as much as the guess
+ENOUGH: Final = 8 * PRIOR
 LATEST: Final = 0.02  # weight of a measurement in the average of very many
 RESERVE_SHARE: Final = 16  # of the machine's memory
 RESERVE_LEAST: Final = 256 * MIB
@@ -76,6 +77,11 @@ class Expectations:
         average.add(float(measured))
         while len(self._kinds) > MOST_KINDS:
             self._kinds.popitem(last=False)
+
+    def knows(self, spec: SandboxSpec) -> bool:
+        """Whether enough were measured that the guess no longer matters much."""
+        average = self._kinds.get(kind_of(spec))
+        return average is not None and average.count >= ENOUGH
 
     def of(self, spec: SandboxSpec) -> int:
         """Bytes: the average and half a standard deviation, never more than its limit."""
