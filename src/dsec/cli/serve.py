@@ -14,9 +14,11 @@ import uvloop
 from dsec.cli.codes import SIGNALLED
 from dsec.cli.output import note
 from dsec.cli.session import WAIT, engine_home, taken
+from dsec.core.residence import SERVED, Residence
 from dsec.stores.schema import Durability
 from dsec.wiring.serving import Place, Running, serving
 from dsec.wiring.settings import Settings, host_paths_of
+from dsec.wiring.tenants import shared
 
 app = typer.Typer()
 
@@ -48,6 +50,20 @@ def serve(
         str,
         typer.Option(help="What acknowledged things survive: `process` (kill -9) or `disk` (power loss)."),
     ] = "process",
+    freeze: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Freeze a sandbox after so many seconds without use; its next use thaws it. 0 = never.",
+        ),
+    ] = SERVED.freeze,
+    hibernate: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Keep only the files of one without processes after so many seconds without use; its next use wakes it. 0 = never.",
+        ),
+    ] = SERVED.hibernate,
 ) -> None:
     """Serve lasting sandboxes over HTTP, and on $DSEC_HOME/dsec.sock, until a signal; sandboxes live on.
 
@@ -66,6 +82,7 @@ def serve(
         pool=(0 if until_idle else 4) if pool is None else pool,
         host_paths=host_paths_of(os.environ.get("DSEC_HOST_PATHS")),
         durability=_durability(durability),
+        residence=Residence(freeze=freeze, hibernate=hibernate),
     )
     with taken(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(place, settings, until_idle))
@@ -81,7 +98,7 @@ def _durability(text: str) -> Durability:
 async def _serve(place: Place, settings: Settings, until_idle: float) -> None:
     """Until a signal, or nobody needs it any more."""
     stopping = _on_signals()
-    async with serving(place, settings) as running:
+    async with serving(place, settings, shared) as running:
         _announce(running)
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]
         if until_idle:

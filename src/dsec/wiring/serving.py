@@ -11,16 +11,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from dsec.errors import Denied, DsecError, Unauthenticated
+from dsec.errors import Denied, DsecError
 from dsec.model.checks import check_count
 from dsec.model.sandbox import State
-from dsec.model.tenants import Principal, Scope
 from dsec.ports.engine import Services
 from dsec.ports.gate import Gate
 from dsec.server.app import Application, make_app
 from dsec.server.connections import Bounds
 from dsec.server.listening import DRAIN, Listener, forget_socket, tcp_socket, unix_socket
-from dsec.wiring.engines import open_engine
 from dsec.wiring.settings import Settings
 
 SOCKET: Final = "dsec.sock"
@@ -65,24 +63,6 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-class OwnerGate(Gate):
-    """Of an engine without keys: its owner comes in by the socket, and nobody else."""
-
-    def __init__(self, services: Services) -> None:
-        self._services = services
-
-    async def principal(self, key: str) -> Principal:
-        del key
-        raise Unauthenticated(
-            "there are no keys here", hint="use the socket as the user whose engine this is"
-        )
-
-    def services(self, principal: Principal) -> Services:
-        if principal.scope is not Scope.ADMIN:
-            raise Denied("only the owner of this engine may use it")
-        return self._services
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
     """What stands behind the sockets. ``parts``: of :func:`~dsec.server.app.make_app`. ``close`` lets go of the engine."""
@@ -93,16 +73,6 @@ class Behind:
 
 
 Compose = Callable[[Settings], contextlib.AbstractAsyncContextManager[Behind]]
-
-
-@contextlib.asynccontextmanager
-async def owned(settings: Settings) -> AsyncIterator[Behind]:
-    """The durable engine of a home, for its owner."""
-    services = await open_engine(settings)
-    try:
-        yield Behind(services=services, gate=OwnerGate(services))
-    finally:
-        await services.close()
 
 
 class Running:
@@ -138,9 +108,12 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(
-    place: Place, settings: Settings, *, compose: Compose = owned, bounds: Bounds | None = None
+    place: Place, settings: Settings, compose: Compose, *, bounds: Bounds | None = None
 ) -> AsyncIterator[Running]:
-    """A server of the engine in ``settings.home``; at the end it is stopped, unless it was.
+    """A server of the engine in ``settings.home``; at the end it is stopped.
+
+    Args:
+        compose: opens the engine and the gate before it.
 
     Raises:
         Conflict: another process owns the engine, or has the port or the socket. Denied, RuntimeUnavailable.
