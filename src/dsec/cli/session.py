@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,16 +18,19 @@ import uvloop
 from dsec.cli.codes import SIGNALLED
 from dsec.cli.output import STDERR, is_tty, note
 from dsec.cli.progress import shown
+from dsec.cli.starting import local_server
 from dsec.client.aio import AsyncDsec as Client
 from dsec.errors import BadRequest, Busy, Conflict, Denied
 from dsec.model.sandbox import Level
-from dsec.wiring import AsyncDsec, Settings, default_home
-from dsec.wiring.settings import host_paths_of
+from dsec.wiring.servers import server
+from dsec.wiring.settings import Settings, default_home, host_paths_of
 
 Forward = Callable[[int], Awaitable[None]]
 
 _CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 WAIT: Final = 10.0  # seconds for another command of ours to end
+URL: Final = "DSEC_URL"
+"""The variable that names a server."""
 GLANCE: Final = 0.5  # ... when the records will do as well
 _PATIENCE: Final = 3  # signals until we leave without waiting any longer
 
@@ -142,8 +146,10 @@ def private(pool: int = 0, *, quiet: bool = False) -> Client:
     Args:
         quiet: tell nobody what a build of an image is doing.
     """
+    engines = import_module("dsec.wiring.engines")  # slow to load: other commands need a client alone
     settings = Settings(shelf=1 + pool, pool=pool, host_paths=_host_paths(), progress=shown(quiet))
-    return AsyncDsec(settings=settings)
+    engine: Client = engines.AsyncDsec(settings=settings)
+    return engine
 
 
 @contextlib.contextmanager
@@ -163,12 +169,14 @@ def taken() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def durable(wait: float = WAIT, *, quiet: bool = False) -> AsyncIterator[Client]:
-    """The engine of lasting sandboxes; with ``quiet`` nobody is told what a build of an image is doing.  Raises: Busy: another command has had it for ``wait`` seconds."""
-    settings = Settings(wait=wait, shelf=1, pool=0, host_paths=_host_paths(), progress=shown(quiet))
-    client = AsyncDsec(engine_home(), settings=settings)
-    with taken():
-        await client.open()
-    try:
+    """The engine of lasting sandboxes: behind the server that ``$DSEC_URL`` names, or behind our own, which is started if need be.
+
+    Raises:
+        Busy: another process has had the engine for ``wait`` seconds. RuntimeUnavailable: the server cannot be reached, or not started.
+    """
+    del quiet
+    url = os.environ.get(URL)
+    _host_paths()  # what is wrong with them is told here, and not in a log
+    client = Client(server(url)) if url else await local_server(_home(), wait)
+    async with client:
         yield client
-    finally:
-        await client.close()
