@@ -154,6 +154,20 @@ class TestEngine:
         assert value(found, "dsec_scrape_failures_total") == 1
         assert value(found, "dsec_problems") == 0
 
+    async def test_once_begun_it_counts_before_anybody_looks(self, world: World) -> None:
+        meters = Meters(
+            Sources(
+                engine=world.engine,
+                journal=world.harness.store,
+                counts=world.counts,
+                journal_bytes=world.journal_bytes,
+            )
+        )
+        await meters.begin()
+        await world.engine.sandboxes.create(SandboxSpec())
+        found = parsed((await meters.text()).decode())
+        assert value(found, "dsec_acts_total", act="sandbox.create", outcome="ok") == 1
+
 
 class TestTraffic:
     async def test_requests_by_route_and_not_by_path(self, world: World) -> None:

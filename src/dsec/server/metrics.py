@@ -66,6 +66,10 @@ class Meters:
         ProcessCollector(registry=self._registry)
         self._lock = asyncio.Lock()
 
+    async def begin(self) -> None:
+        """Count acts from now on; otherwise the first who asks for figures begins that.  Raises: as :meth:`~dsec.ports.journal.Journal.tail`."""
+        await self._acts.read()
+
     async def text(self) -> bytes:
         """All figures now, as Prometheus reads them. One that cannot be had is left out, and counted."""
         async with self._lock:

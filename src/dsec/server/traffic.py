@@ -123,7 +123,7 @@ class _Answer:
 
 def _route(scope: Scope) -> str:
     """The template of the path, of which there are as many as routes."""
-    found = scope.get(ROUTE) or getattr(scope.get("route"), "path", None)
+    found = scope.get(ROUTE) or getattr(scope.get("route"), "path_format", None)
     return found if isinstance(found, str) else _NOWHERE
 
 

@@ -130,4 +130,5 @@ async def shared(settings: Settings) -> AsyncIterator[Behind]:
         gate = await stack.enter_async_context(gate_over(control, services, inside.place, inside.room))
         journal_bytes = bytes_below(await asyncio.to_thread(inside.state.part, JOURNAL))
         meters = meters_of(services, inside.journal, inside.sandboxes, journal_bytes, reception.turns.info)
+        await meters.begin()
         yield Behind(services=services, gate=gate, parts={"idempotency": control.calls, "meters": meters})
