@@ -30,6 +30,10 @@ MAY_BLOCK = (
     ("dsec/stores/btrfs.py", "os.read"),
     # Three empty directories at the end of a sandbox of level `process`.
     ("dsec/runtimes/homes.py", "os.rmdir"),
+    # Whether there is a file of passwords, when a connection to PostgreSQL is made.
+    ("asyncpg/connect_utils.py", ""),
+    # The steps of a migration, once a version, before anything is served.
+    ("dsec/stores/control/upgrade.py", ""),
 )
 """(file, prefix of the blocking call): any function of that file may make such calls inside the event loop."""
 
