@@ -18,7 +18,7 @@ from dsec.cli.wording import worded
 from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.errors import BadRequest, Busy, DsecError
 from dsec.model.ids import SandboxId, is_snapshot, parse_sandbox_id
-from dsec.model.sandbox import Level, SandboxInfo, State
+from dsec.model.sandbox import RESERVED, Level, SandboxInfo, State
 from dsec.model.volumes import DEFAULT_PROJECT
 from dsec.wiring import journal_reader
 
@@ -50,8 +50,13 @@ def info_json(info: SandboxInfo) -> dict[str, object]:
         "project": spec.project,
         "volumes": spec.volumes,
         "env": spec.env,
-        "labels": spec.labels,
+        "labels": given_labels(info),
     }
+
+
+def given_labels(info: SandboxInfo) -> dict[str, str]:
+    """The caller's own; by others DSec finds its sandboxes."""
+    return {name: value for name, value in info.spec.labels.items() if not name.startswith(RESERVED)}
 
 
 @app.command()
@@ -191,7 +196,7 @@ def _show(infos: Sequence[SandboxInfo]) -> None:
             info.spec.level.value,
             duration(now - info.created_at),
             duration(info.expires_at - now) if info.expires_at and not info.ended_at else "-",
-            ",".join(f"{name}={value}" for name, value in info.spec.labels.items()) or "-",
+            ",".join(f"{name}={value}" for name, value in given_labels(info).items()) or "-",
             info.reason or "-",
         )
         for info in infos
