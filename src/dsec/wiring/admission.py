@@ -18,6 +18,7 @@ from dsec.node.memory import MachineMemory, Measured
 from dsec.ports.admission import QuotaSource
 from dsec.ports.engine import Services
 from dsec.ports.journal import Sandboxes, VolumeRecords
+from dsec.wiring.alerting import alerting
 from dsec.wiring.settings import Settings
 
 
@@ -77,6 +78,8 @@ class Reception:
         measured = Measured(engine.kit.table)
         learning = asyncio.get_running_loop().create_task(self.pressure.learn(measured.sample))
         stack.push_async_callback(self._close, learning)
+        if self.settings.alert is not None:
+            services = alerting(services, self.settings.alert, stack)
         return admitted(services, self.turns)
 
     async def _close(self, learning: asyncio.Task[None]) -> None:

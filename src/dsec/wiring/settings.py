@@ -14,6 +14,7 @@ from dsec.errors import (
     IsolationUnavailable,
 )
 from dsec.model.admission import AT_ONCE, QUEUE
+from dsec.model.alerts import Alert
 from dsec.model.checks import check_count, check_seconds, local_path, shown
 from dsec.model.images import Progress
 from dsec.model.sandbox import MIB
@@ -48,6 +49,7 @@ class Settings:
         wait: seconds for which a durable engine waits when another one has its home.
         creations: sandboxes that are made at the same time where many ask, from 1 to 1,024; creation_queue: that may wait for it, up to 1,000,000.
         memory_reserve: bytes of the machine that sandboxes are not given; None = a sixteenth of it, at least 256 MiB.
+        alert: who is told of problems (``dsec ps --problems``), None = nobody; of an engine that many share.
         residence: after how many seconds without any act sandboxes are frozen and hibernated; as it is, never.
 
     Raises:
@@ -69,6 +71,7 @@ class Settings:
     creations: int = AT_ONCE
     creation_queue: int = QUEUE
     memory_reserve: int | None = None
+    alert: Alert | None = None
     residence: Residence = ALL_STAY
 
     @property
@@ -102,18 +105,28 @@ class Settings:
         check_count("settings.shelf", self.shelf, 0, 1024)
         check_count("settings.pool", self.pool, 0, MOST)
         check_count("settings.pool_memory", self.pool_memory, MIB, _MOST_BYTES)
-        check_count("settings.creations", self.creations, 1, 1024)
-        check_count("settings.creation_queue", self.creation_queue, 0, 1_000_000)
-        if self.memory_reserve is not None:
-            check_count("settings.memory_reserve", self.memory_reserve, 0, _MOST_BYTES)
+        _check_admission(self)
         check_seconds("settings.wait", self.wait)
         residence: object = self.residence
         if not isinstance(residence, Residence):
             raise BadRequest(
                 f"settings.residence: {shown(residence)} is not Residence",
-                hint="Residence(freeze=300, hibernate=1800)",
+                hint="one of dsec.core.residence, such as SERVED",
             )
         _check_host_paths(self.host_paths)
+
+
+def _check_admission(settings: Settings) -> None:
+    """Raises: BadRequest: what an engine that many share needs."""
+    check_count("settings.creations", settings.creations, 1, 1024)
+    check_count("settings.creation_queue", settings.creation_queue, 0, 1_000_000)
+    if settings.memory_reserve is not None:
+        check_count("settings.memory_reserve", settings.memory_reserve, 0, _MOST_BYTES)
+    alert: object = settings.alert
+    if alert is not None and not isinstance(alert, Alert):
+        raise BadRequest(
+            f"settings.alert: {shown(alert)} is not Alert", hint="Alert(command=('/usr/bin/notify',))"
+        )
 
 
 def _check_host_paths(paths: object) -> None:
