@@ -28,8 +28,10 @@ from dsec.model.tenants import KeyInfo, ProjectInfo, Quota, Scope
 from dsec.ports.idempotency import Recorded
 from dsec.stores.control import calls, rows
 from dsec.stores.control.calls import Calls
+from dsec.stores.control.database import Database, PostgresDatabase, SqliteDatabase
 from dsec.stores.control.store import DATABASE, ControlStore, open_control
 from dsec.stores.control.tables import HEAD, metadata
+from dsec.testing.postgres import execute
 
 pytestmark = pytest.mark.anyio
 
@@ -179,15 +181,13 @@ async def test_a_later_version_and_other_tables_are_refused(where: Where) -> Non
     with pytest.raises(StoreDamaged, match="extra"):
         await opened(where)
     fresh = await _reopened_raw(where)
-    await fresh.run(lambda c: c.execute(text("UPDATE control_version SET version_num = '9999'")))  # type: ignore[attr-defined]
-    await fresh.close()  # type: ignore[attr-defined]
+    await fresh.run(lambda c: c.execute(text("UPDATE control_version SET version_num = '9999'")))
+    await fresh.close()
     with pytest.raises(StoreDamaged, match="9999"):
         await opened(where)
 
 
-async def _reopened_raw(where: Where) -> object:
-    from dsec.stores.control.database import PostgresDatabase, SqliteDatabase
-
+async def _reopened_raw(where: Where) -> Database:
     if isinstance(where, Path):
         return SqliteDatabase(where / DATABASE, synced=False)
     return PostgresDatabase(where)
@@ -217,9 +217,13 @@ async def test_whoever_is_cancelled_has_it_done_wholly_or_not_at_all(where: Wher
 # SQLite
 
 
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir())
+
+
 async def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     await (await opened(tmp_path)).close()
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files(tmp_path)}
     assert set(modes.values()) == {0o600}
 
 
@@ -255,10 +259,15 @@ async def test_a_broken_page_is_found_when_it_is_opened(tmp_path: Path) -> None:
 
 async def test_a_truncated_file_is_lost_and_not_empty(tmp_path: Path) -> None:
     await (await opened(tmp_path)).close()
-    for path in tmp_path.iterdir():
+    for path in files(tmp_path):
         path.write_bytes(b"")
     with pytest.raises(StoreDamaged, match="is not there"):
         await opened(tmp_path, used)
+
+
+async def fill(store: ControlStore) -> None:
+    for number in range(1000):
+        await store.add(key(label="x" * 200), b"%032d" % number)
 
 
 async def test_a_full_disk_is_told_and_passes(tmp_path: Path) -> None:
@@ -266,8 +275,7 @@ async def test_a_full_disk_is_told_and_passes(tmp_path: Path) -> None:
     pages = await store.database.run(lambda c: c.exec_driver_sql("PRAGMA page_count").scalar())
     await store.database.run(lambda c: c.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(StorageFull):
-        for number in range(1000):
-            await store.add(key(label="x" * 200), b"%032d" % number)
+        await fill(store)
     before = len(await store.page("", after="", limit=1000))
     await store.database.run(lambda c: c.exec_driver_sql("PRAGMA max_page_count = 1000000"))
     await store.add(key(), b"y" * 32)
@@ -293,8 +301,6 @@ async def test_a_database_that_is_not_there_is_told(postgres_server: str) -> Non
 
 
 async def test_connections_that_were_cut_are_made_again(postgres_url: str, postgres_server: str) -> None:
-    from dsec.testing.postgres import execute
-
     store = await opened(postgres_url)
     name = postgres_url.rpartition("?")[0].rpartition("/")[2]
     kill = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
