@@ -13,6 +13,8 @@ import pytest
 from dsec.core.quotas import NOTHING
 from dsec.errors import Busy, OverQuota, RuntimeUnavailable
 from dsec.model.alerts import Alert
+from dsec.model.execs import ExecRequest
+from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Level, Limits, SandboxSpec, State
 from dsec.model.tenants import Quota
 from dsec.node.engine import Engine
@@ -62,7 +64,7 @@ async def shared(
     async with contextlib.AsyncExitStack() as stack:
         engine = Engine(
             runtimes={Level.CONTAINER: harness.runtime},
-            journal=harness.store,
+            journal=reception.journal(harness.store),
             sandboxes=reception.sandboxes(harness.store),
             snapshots=harness.snapshots,
             volumes=reception.volumes(harness.volumes),
@@ -152,6 +154,28 @@ async def test_beyond_the_queue_creates_are_busy() -> None:
         assert len(busy) == 4
         assert all("retry_after" in one.facts for one in busy)
         assert len(await engine.services.sandboxes.list()) == 1
+
+
+async def test_the_journal_is_bounded_and_ends_are_recorded_all_the_same() -> None:
+    async with shared(Quota(journal_mib=1)) as engine:
+        one = await engine.services.sandboxes.create(SPEC)
+        other = await engine.services.sandboxes.create(SandboxSpec(project="other"))
+        big = ExecRequest(argv=(b"true", b"x" * 4000))
+
+        async def write(sandbox: SandboxId) -> None:
+            for _ in range(2000):
+                await engine.services.execs.run(sandbox, big)
+
+        with pytest.raises(OverQuota) as caught:
+            await write(one.id)
+        assert caught.value.facts["quota"] == "journal_mib"
+        assert (await engine.harness.store.unanswered(one.id)) == ()
+        await engine.services.execs.run(other.id, big)
+        ledger = engine.reception.accounts.ledger
+        assert 2**20 - 10_000 < ledger.held("p").journal <= 2**20 + 1000
+        await engine.services.sandboxes.destroy(one.id)
+        await engine.services.sandboxes.destroy(other.id)
+        assert engine.settled()
 
 
 async def test_problems_are_told_to_a_command(tmp_path: Path) -> None:

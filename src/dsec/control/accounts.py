@@ -34,6 +34,9 @@ class Accounts:
         self.ledger = ledger
         self.enforcing = False
         self.active: dict[SandboxId, str] = {}
+        self.written: dict[
+            SandboxId, int
+        ] = {}  # bytes in the journal, of active ones whose projects have a quota of that
         self.ended: Ended = _nobody
         self._stopping: dict[
             SandboxId, Holding
@@ -102,7 +105,23 @@ class Accounts:
         if to in ACTIVE:
             self.active[sandbox] = spec.project
         elif self.active.pop(sandbox, None) is not None:
+            self.ledger.put(spec.project, Holding(journal=-self.written.pop(sandbox, 0)))
             self.ended(spec)
+
+    # The journal
+
+    def check_written(self, sandbox: SandboxId, size: int) -> None:
+        """Whether it may write so many bytes more.  Raises: OverQuota."""
+        project = self.active.get(sandbox)
+        if project is not None and self.enforcing:
+            self.ledger.check(project, Holding(journal=size))
+
+    def wrote(self, sandbox: SandboxId, size: int) -> None:
+        """It has; of one that is no longer active nothing is held."""
+        project = self.active.get(sandbox)
+        if project is not None:
+            self.written[sandbox] = self.written.get(sandbox, 0) + size
+            self.ledger.put(project, Holding(journal=size))
 
 
 def _nobody(_: SandboxSpec) -> None:

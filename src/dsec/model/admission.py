@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-AT_ONCE: Final = 4
+AT_ONCE: Final = 8
 """Sandboxes that are made at the same time, unless something else is said."""
 QUEUE: Final = 2000
 """Requests that may wait for that."""

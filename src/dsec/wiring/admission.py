@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dsec.control.accounts import Accounts
 from dsec.control.admission import admitted
 from dsec.control.counted import CountedSandboxes, CountedVolumes
+from dsec.control.counted_journal import CountedJournal
 from dsec.control.pressure import Pressure
 from dsec.control.turns import Turns
 from dsec.core.quotas import Ledger
@@ -17,7 +18,7 @@ from dsec.node.engine import Engine
 from dsec.node.memory import MachineMemory, Measured
 from dsec.ports.admission import QuotaSource
 from dsec.ports.engine import Services
-from dsec.ports.journal import Sandboxes, VolumeRecords
+from dsec.ports.journal import Journal, Sandboxes, VolumeRecords
 from dsec.wiring.alerting import alerting
 from dsec.wiring.settings import Settings
 
@@ -59,6 +60,10 @@ class Reception:
         """The records that the engine is to have instead of these."""
         self._sandboxes = CountedSandboxes(records, self.accounts)
         return self._sandboxes
+
+    def journal(self, journal: Journal) -> Journal:
+        """Likewise."""
+        return CountedJournal(journal, self.accounts, self.quotas)
 
     def volumes(self, records: VolumeRecords) -> VolumeRecords:
         """Likewise."""

@@ -198,7 +198,7 @@ async def open_engine(
         engine.append(
             Engine(
                 runtimes=parts.runtimes,
-                journal=store,
+                journal=store if reception is None else reception.journal(store),
                 sandboxes=store if reception is None else reception.sandboxes(store),
                 snapshots=store.snapshots,
                 volumes=store.volumes if reception is None else reception.volumes(store.volumes),
