@@ -74,6 +74,7 @@ _HANDLED: Final = (
     WebSocketRequestValidationError,
     HTTPException,
     ClientDisconnect,
+    Exception,
 )
 
 

@@ -68,6 +68,8 @@ class Door:
                 await self._app(scope, receive, begun)
                 return
         except Exception as error:  # all of them end here
+            if begun.ended:
+                return  # it was told
             answer = answer_to(error)
             if begun.begun:  # half an answer is out: what is left is to end the connection
                 raise
@@ -134,17 +136,19 @@ def _foreign(scope: Scope) -> bool:
 
 
 class _Begun:
-    """``send`` that knows whether anything was sent."""
+    """``send`` that knows whether anything was sent, and everything."""
 
-    __slots__ = ("_send", "begun")
+    __slots__ = ("_send", "begun", "ended")
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.begun = False
+        self.begun = self.ended = False
 
     async def __call__(self, message: Message) -> None:
         self.begun = True
         await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.ended = True
 
 
 def key_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from dsec.errors import Conflict
@@ -12,11 +13,15 @@ from dsec.ports.idempotency import Begun, IdempotencyStore, Recorded
 class FakeIdempotency(IdempotencyStore):
     """Remembers in memory.
 
+    Args:
+        now: seconds since the epoch.
+
     Attributes:
         broken: raised by every method, when it is set.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
         self._known: dict[tuple[str, str], tuple[str, Begun]] = {}
         self.broken: Exception | None = None
 
@@ -28,7 +33,7 @@ class FakeIdempotency(IdempotencyStore):
         self._check()
         known = self._known.get((project, key))
         if known is None:
-            begun = Begun(at=time.time(), fresh=True)
+            begun = Begun(at=self._now(), fresh=True)
             self._known[project, key] = (request, replace(begun, fresh=False))
             return begun
         if known[0] != request:

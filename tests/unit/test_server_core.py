@@ -1,0 +1,545 @@
+"""The server over fakes: who is let in, what is refused and how, what is done once, and what ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from dsec.errors import BadRequest, Conflict, Denied, Unauthenticated
+from dsec.model.sandbox import Flag
+from dsec.model.tenants import OWNER, Principal, Scope
+from dsec.ports.engine import Services
+from dsec.ports.gate import Gate
+from dsec.server import idempotency
+from dsec.server.app import ROUTERS, Application, make_app
+from dsec.server.bodies import MAX_JSON, read
+from dsec.server.connections import Bounds
+from dsec.server.documents import call_of
+from dsec.server.listening import Listener, forget_socket, tcp_socket, unix_socket
+from dsec.server.shapes import CreateBody, ExecBody
+from dsec.testing.fakes import FakeRuntime
+from dsec.testing.harness import Harness, until
+from dsec.testing.idempotency import FakeIdempotency
+from dsec.wiring.serving import Place
+
+pytestmark = pytest.mark.anyio
+
+KEY = "dsec_" + "K" * 43
+EXACT = "application/vnd.dsec+json"
+
+
+class OneKey(Gate):
+    def __init__(self, engine: Services) -> None:
+        self._engine = engine
+
+    async def principal(self, key: str) -> Principal:
+        if key == KEY:
+            return OWNER
+        if key == KEY + "p":
+            return Principal(id="ky-p", scope=Scope.DEVELOPER, project="ours")
+        raise Unauthenticated("that is no key")
+
+    def services(self, principal: Principal) -> Services:
+        del principal
+        return self._engine
+
+
+@dataclass
+class World:
+    port: int
+    client: aiohttp.ClientSession
+    app: Application
+    listener: Listener
+    harness: Harness
+    engine: Services
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        given = {
+            "authorization": f"Bearer {KEY}",
+            "content-type": "application/json",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        async with self.client.request(
+            method, self.url(path), data=data and io.BytesIO(data), headers=given
+        ) as answer:
+            text = await answer.read()
+            return answer.status, json.loads(text) if text else None
+
+    async def sandbox(self) -> str:
+        status, said = await self.ask("POST", "/v1/sandboxes", {})
+        assert status == 201, said
+        return f"/v1/sandboxes/{said['id']}"
+
+    async def raw(self, data: bytes) -> bytes:
+        """What comes back on a bare connection until it is closed."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            with suppress(ConnectionError):
+                writer.write(data)
+                await writer.drain()
+            async with asyncio.timeout(10):
+                with suppress(ConnectionError):
+                    return await reader.read()
+            return b""
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def opened(bounds: Bounds | None = None) -> AsyncIterator[World]:
+    harness = Harness(FakeRuntime(flags=frozenset(Flag)), system_clock=True)
+    engine = await harness.connect()
+    store = FakeIdempotency(lambda: harness.clock.now().wall)
+    app = await asyncio.to_thread(lambda: make_app(OneKey(engine), idempotency=store))
+    listener = Listener(app, bounds)
+    bound = tcp_socket("127.0.0.1", 0)
+    port = bound.getsockname()[1]
+    await listener.listen(bound)
+    async with aiohttp.ClientSession() as client:
+        try:
+            yield World(port, client, app, listener, harness, engine)
+        finally:
+            await client.close()
+            await listener.stop(engine.close, drain=0.1)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with opened() as made:
+        yield made
+
+
+class TestDoor:
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Bearer"},
+            {"authorization": f"Digest {KEY}"},
+            {"authorization": "Basic !!"},
+            {"x-api-key": "\u00e9"},
+            {"x-api-key": "k" * 600},
+            {"authorization": f"Bearer {KEY}", "x-api-key": KEY},
+        ],
+    )
+    async def test_without_a_good_key_nothing_but_health(self, world: World, headers: dict[str, str]) -> None:
+        for path in ("/v1/sandboxes", "/openapi.json", "/docs", "/nope", "/v1/sandboxes/x/execs"):
+            async with world.client.get(world.url(path), headers=headers) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (401, "unauthenticated")
+        async with world.client.get(world.url("/health")) as answer:
+            assert answer.status == 200
+
+    async def test_each_way_to_give_a_key(self, world: World) -> None:
+        basic = base64.b64encode(f"any:{KEY}".encode()).decode()
+        for headers in (
+            {"authorization": f"bearer {KEY}"},
+            {"x-api-key": KEY},
+            {"authorization": f"Basic {basic}"},
+        ):
+            async with world.client.get(world.url("/v1/sandboxes"), headers=headers) as answer:
+                assert answer.status == 200
+
+    async def test_another_page_does_not_use_the_key_of_a_browser(self, world: World) -> None:
+        basic = "Basic " + base64.b64encode(f":{KEY}".encode()).decode()
+        asked = [("cross-site", 403), ("same-site", 403), ("same-origin", 201)]
+        for site, status in asked:
+            headers = {"authorization": basic, "sec-fetch-site": site}
+            async with world.client.post(world.url("/v1/sandboxes"), headers=headers) as answer:
+                assert answer.status == status
+
+    async def test_wrong_paths_and_methods(self, world: World) -> None:
+        assert (await world.ask("GET", "/v1/nope"))[1]["error"]["code"] == "not_found"
+        status, said = await world.ask("PUT", "/v1/sandboxes", {})
+        assert (status, said["error"]["code"]) == (405, "bad_request")
+
+    async def test_a_bug_is_told_without_what_it_says(self, world: World, monkeypatch: Any) -> None:
+        async def broken(*_: object) -> None:
+            raise RuntimeError("a secret")
+
+        monkeypatch.setattr(type(world.engine.sandboxes), "get", broken)
+        monkeypatch.setattr(type(world.engine.sandboxes), "pause", broken)
+        one = "/v1/sandboxes/sb-" + "a" * 26
+        for asked in (("GET", one), ("POST", f"{one}/pause")):
+            status, said = await world.ask(*asked)
+            assert (status, said["error"]["code"]) == (500, "internal")
+            assert "secret" not in json.dumps(said)
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"{",
+            b"[]",
+            b"null",
+            b"\xff",
+            b'{"argv":["true"],"argv":["false"]}',
+            b'{"argv":["true"],"zz":1}',
+            b'{"argv":["true"],"timeout":NaN}',
+            b'{"argv":["true"],"timeout":1e999}',
+            b'{"argv":["true"],"timeout":-1}',
+            b'{"argv":["true"],"timeout":"1"}',
+            b'{"argv":["true"],"timeout":' + b"9" * 5000 + b"}",
+            b'{"argv":[1]}',
+            b'{"argv":[]}',
+            b'{"argv":["true"],"command":"true"}',
+            b"{}",
+            b'{"argv":["true"],"pty":{"rows":0}}',
+            b'{"argv":["true"],"env":' + b'{"a":' * 100 + b"1" + b"}" * 101,
+            b'{"argv":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            b'{"argv":["a\\u0000b"]}',
+            b'{"argv_base64":["!"]}',
+        ],
+    )
+    async def test_what_is_wrong_is_a_bad_request(self, world: World, raw: bytes) -> None:
+        sandbox = await world.sandbox()
+        status, said = await world.ask("POST", f"{sandbox}/execs", raw)
+        assert (status, said["error"]["code"]) == (400, "bad_request"), said
+
+    async def test_too_large(self, world: World) -> None:
+        sandbox = await world.sandbox()
+        body = {"argv": ["true"], "stdin": "x" * MAX_JSON}
+        assert (await world.ask("POST", f"{sandbox}/execs", body))[1]["error"]["code"] == "too_large"
+
+    async def test_only_json(self, world: World) -> None:
+        status, _ = await world.ask("POST", "/v1/sandboxes", b"{}", content_type="text/plain")
+        assert status == 400
+
+    def test_unknown_fields_of_values_within(self) -> None:
+        with pytest.raises(BadRequest, match=r"'zz' - at `\$.spec`"):
+            read(CreateBody, b'{"spec":{"zz":1}}')
+        with pytest.raises(BadRequest, match=r"'x' - at `\$.spec.limits`"):
+            read(CreateBody, b'{"spec":{"limits":{"x":1}}}')
+        assert read(CreateBody, b'{"spec":{"limits":{"pids":9}}}').spec is not None
+
+    def test_names_that_are_no_utf8(self) -> None:
+        assert read(ExecBody, b'{"argv":["a\\udcff"]}').argv == ("a\udcff",)
+
+    @pytest.mark.parametrize(
+        "query", ["limit=0", "limit=1001", "limit=x", "state=nope", "cursor=" + "9" * 600]
+    )
+    async def test_parameters(self, world: World, query: str) -> None:
+        status, said = await world.ask("GET", f"/v1/sandboxes?{query}")
+        assert (status, said["error"]["code"]) == (400, "bad_request")
+
+
+class TestConnections:
+    async def test_a_head_is_bounded(self, world: World) -> None:
+        said = await world.raw(b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 300_000)
+        assert said.startswith(b"HTTP/1.1 431") or not said
+
+    async def test_what_is_no_http(self, world: World) -> None:
+        said = await world.raw(b"hello\r\n\r\n")
+        assert said.startswith(b"HTTP/1.1 400")
+        assert b'"bad_request"' in said
+
+    async def test_so_many_and_no_more(self) -> None:
+        async with opened(Bounds(connections=2)) as world:
+            pairs = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(2)]
+            await until(lambda: world.listener.connections == 2)
+            said = await world.raw(b"")
+            assert b" 429 " in said.split(b"\r\n")[0]
+            for _, writer in pairs:
+                writer.close()
+            await until(lambda: world.listener.connections == 0)
+            assert (await world.raw(b"GET /health HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+    @pytest.mark.parametrize(
+        "begun",
+        [
+            b"",
+            b"GET /health HTTP/1.1\r\nx: ",
+            b"POST /v1/sandboxes HTTP/1.1\r\nx-api-key: " + KEY.encode() + b"\r\ncontent-length: 9\r\n\r\n{",
+        ],
+        ids=["nothing", "half a head", "half a body"],
+    )
+    async def test_who_says_nothing_more_is_let_go(self, begun: bytes) -> None:
+        async with opened(Bounds(read=0.2, write=0.2)) as world:
+            await world.raw(begun)  # ends because the server hangs up
+            await until(lambda: world.listener.connections == 0)
+
+    async def test_who_takes_nothing_is_let_go(self, monkeypatch: Any) -> None:
+        async with opened(Bounds(write=0.2)) as world:
+            sandbox = await world.sandbox()
+            large = "x" * 900_000
+            await world.ask("PUT", f"{sandbox}/files/content?path=a", large.encode() * 20)
+            _, writer = await asyncio.open_connection("127.0.0.1", world.port, limit=1024)
+            asked = f"GET {sandbox}/files/content?path=a HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY}\r\n\r\n"
+            writer.write(asked.encode())
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await until(lambda: world.app.door.running == 1)
+            await until(lambda: world.app.door.running == 0, 10)
+            writer.close()
+
+
+class TestExecs:
+    async def test_text_bytes_and_exact(self, world: World) -> None:
+        sandbox = await world.sandbox()
+        status, said = await world.ask("POST", f"{sandbox}/execs", {"argv": ["echo", "hi"]})
+        assert (status, said["stdout"], said["exit_code"]) == (200, "hi\n", 0)
+        raw = {"argv_base64": [base64.b64encode(b).decode() for b in (b"echo", b"\xc3\xa9")]}
+        _, said = await world.ask("POST", f"{sandbox}/execs", raw)
+        assert said["stdout"] == "\u00e9\n"
+        _, said = await world.ask("POST", f"{sandbox}/execs", {"argv": ["echo", "hi"]}, accept=EXACT)
+        assert base64.b64decode(said["stdout"]) == b"hi\n"
+
+    async def test_who_leaves_kills_it(self, world: World) -> None:
+        sandbox = await world.sandbox()
+        asking = asyncio.ensure_future(world.ask("POST", f"{sandbox}/execs", {"argv": ["sleep", "inf"]}))
+        handle = world.harness.engine.kit.table
+        await until(lambda: any(one.runs for one in handle))
+        asking.cancel()
+        await until(lambda: not any(one.runs for one in handle))
+
+    async def test_standard_input_in_the_body(self, world: World) -> None:
+        sandbox = await world.sandbox()
+        status, said = await world.ask(
+            "POST", f"{sandbox}/execs", b'{"argv":["cat"]}\nhello', content_type="application/vnd.dsec.stdin"
+        )
+        assert (status, said["stdout"]) == (200, "hello")
+
+    async def test_in_the_background(self, world: World) -> None:
+        sandbox = await world.sandbox()
+        body = {"argv": ["cat"], "wait": False, "stdin_open": True}
+        status, said = await world.ask("POST", f"{sandbox}/execs", body)
+        assert status == 201
+        one = f"{sandbox}/execs/{said['id']}"
+        assert (await world.ask("GET", one))[1] == said
+        assert await world.ask("GET", f"{one}/result?timeout=0") == (202, {})
+        assert (await world.ask("POST", f"{one}/stdin", b"hello"))[0] == 204
+        assert (await world.ask("DELETE", f"{one}/stdin"))[0] == 204
+        status, said = await world.ask("GET", f"{one}/result")
+        assert (status, said["stdout"]) == (200, "hello")
+        async with world.client.get(world.url(f"{one}/output"), headers={"x-api-key": KEY}) as answer:
+            told = await answer.text()
+        assert 'event: chunk\ndata: {"stream":"stdout","offset":0,"data":"aGVsbG8="}' in told
+        assert "id: 5:0" in told
+        assert "event: exit" in told
+        headers = {"x-api-key": KEY, "last-event-id": "3:0"}
+        async with world.client.get(world.url(f"{one}/output"), headers=headers) as answer:
+            assert '"offset":3,"data":"bG8="' in await answer.text()
+
+    async def test_a_websocket(self, world: World) -> None:
+        sandbox = await world.sandbox()
+        _, said = await world.ask(
+            "POST", f"{sandbox}/execs", {"argv": ["cat"], "wait": False, "stdin_open": True}
+        )
+        where = world.url(f"{sandbox}/execs/{said['id']}/attach")
+        async with world.client.ws_connect(where, headers={"x-api-key": KEY}) as socket:
+            await socket.send_bytes(b"\0hello")
+            assert await socket.receive_bytes() == b"\0" + struct.pack(">Q", 0) + b"hello"
+            await socket.send_bytes(b"\1")
+            end = await socket.receive_bytes()
+            assert (end[:1], json.loads(end[1:])["exit_code"]) == (b"\2", 0)
+            await socket.receive()
+            assert socket.close_code == 1000
+
+    async def test_a_frame_that_means_nothing(self, world: World) -> None:
+        sandbox = await world.sandbox()
+        _, said = await world.ask("POST", f"{sandbox}/execs", {"argv": ["sleep", "inf"], "wait": False})
+        one = f"{sandbox}/execs/{said['id']}"
+        async with world.client.ws_connect(world.url(f"{one}/attach"), headers={"x-api-key": KEY}) as socket:
+            await socket.send_bytes(b"\7")
+            assert (await socket.receive_bytes())[:1] == b"\3"
+            await socket.receive()
+            assert socket.close_code == 1003
+        assert (await world.ask("GET", f"{one}/result?timeout=0"))[0] == 202  # and the command goes on
+
+    async def test_a_websocket_that_is_refused(self, world: World) -> None:
+        sandbox = await world.sandbox()
+        where = world.url(f"{sandbox}/execs/ex-{'a' * 26}/attach")
+        for headers, status in (({"x-api-key": KEY}, 404), ({}, 401)):
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await world.client.ws_connect(where, headers=headers)
+            assert refused.value.status == status
+
+
+class TestOnce:
+    async def test_the_same_key_gives_the_recorded_answer(self, world: World) -> None:
+        first = await world.ask("POST", "/v1/sandboxes", {"labels": {"a": "b"}}, idempotency_key="one")
+        again = await world.ask("POST", "/v1/sandboxes", {"labels": {"a": "b"}}, idempotency_key="one")
+        assert first == again
+        assert len((await world.ask("GET", "/v1/sandboxes"))[1]["items"]) == 1
+        status, said = await world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one")
+        assert (status, said["error"]["code"]) == (409, "conflict")
+
+    async def test_at_the_same_time(self, world: World) -> None:
+        asked = [world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one") for _ in range(8)]
+        answers = await asyncio.gather(*asked)
+        assert len({said["id"] for _, said in answers}) == 1
+
+    async def test_what_made_nothing_can_be_asked_again(self, world: World) -> None:
+        sandbox = await world.sandbox()
+        await world.ask("POST", f"{sandbox}/pause")
+        refused = await world.ask("POST", f"{sandbox}/execs", {"argv": ["true"]}, idempotency_key="one")
+        assert refused[0] == 409
+        await world.ask("POST", f"{sandbox}/resume")
+        done = await world.ask("POST", f"{sandbox}/execs", {"argv": ["true"]}, idempotency_key="one")
+        assert done[0] == 200
+
+    async def test_a_sandbox_that_an_interrupted_try_made_is_found(
+        self, world: World, monkeypatch: Any
+    ) -> None:
+        store = world.app.state.idempotency
+        with monkeypatch.context() as broken:
+            broken.setattr(store, "finish", _fail)
+            assert (await world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one"))[0] == 500
+        status, said = await world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one")
+        items = (await world.ask("GET", "/v1/sandboxes"))[1]["items"]
+        assert (status, [one["id"] for one in items]) == (201, [said["id"]])
+
+    async def test_a_command_that_an_interrupted_try_ran_is_found(
+        self, world: World, monkeypatch: Any
+    ) -> None:
+        sandbox = await world.sandbox()
+        store = world.app.state.idempotency
+        body = {"argv": ["echo", "hi"]}
+        with monkeypatch.context() as broken:
+            broken.setattr(store, "finish", _fail)
+            await world.ask("POST", f"{sandbox}/execs", body, idempotency_key="one")
+        status, said = await world.ask("POST", f"{sandbox}/execs", body, idempotency_key="one")
+        execs = (await world.ask("GET", f"{sandbox}/execs"))[1]["items"]
+        assert (status, [one["id"] for one in execs]) == (200, [said["id"]])
+
+    async def test_what_cannot_be_known_is_said(self, world: World, monkeypatch: Any) -> None:
+        sandbox = await world.sandbox()
+        with monkeypatch.context() as broken:
+            broken.setattr(world.app.state.idempotency, "finish", _fail)
+            await world.ask("POST", f"{sandbox}/snapshots", idempotency_key="one")
+        status, said = await world.ask("POST", f"{sandbox}/snapshots", idempotency_key="one")
+        assert (status, said["error"]["code"]) == (409, "unknown_outcome")
+        assert len((await world.ask("GET", f"{sandbox}/snapshots"))[1]["items"]) == 1
+
+    async def test_without_a_store_it_is_refused(self, world: World) -> None:
+        world.app.state.idempotency = None
+        status, _ = await world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one")
+        assert status == 501
+
+    def test_an_endpoint_takes_its_request(self) -> None:
+        async def bare() -> Any: ...
+
+        with pytest.raises(TypeError):
+            idempotency.once(bare, None)
+
+
+async def _fail(*_: object) -> None:
+    raise RuntimeError("the power went out")
+
+
+class TestProjects:
+    async def test_a_developer_makes_things_in_his_project(self, world: World) -> None:
+        theirs = {"authorization": f"Bearer {KEY}p"}
+        _, said = await world.ask("POST", "/v1/sandboxes", {}, **theirs)
+        assert said["spec"]["project"] == "ours"
+        _, said = await world.ask("POST", "/v1/sandboxes", {"spec": {}}, **theirs)
+        assert said["spec"]["project"] == "ours"
+        for body in ({"project": "other"}, {"spec": {"project": "other"}}):
+            assert (await world.ask("POST", "/v1/sandboxes", body, **theirs))[0] == 403
+        _, said = await world.ask("POST", "/v1/sandboxes", {"project": "other"})
+        assert said["spec"]["project"] == "other"
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"labels": {"dsec.request": "x"}},
+            {"spec": {"labels": {"dsec.request": "x"}}},
+            {"volumes": ["./here:/there"]},
+            {"spec": {}, "ttl": 5},
+            {"snapshot": "sn-" + "a" * 26},
+            {"limits": {"memory_mib": 1}},
+        ],
+    )
+    async def test_what_nobody_may_ask_for(self, world: World, body: Any) -> None:
+        status, said = await world.ask("POST", "/v1/sandboxes", body)
+        assert (status, said["error"]["code"]) == (400, "bad_request")
+
+
+class TestStop:
+    async def test_what_runs_is_answered_and_streams_end(self) -> None:
+        async with opened() as world:
+            sandbox = await world.sandbox()
+            running = asyncio.ensure_future(world.ask("POST", f"{sandbox}/execs", {"argv": ["sleep", "0.3"]}))
+            waiting = asyncio.ensure_future(world.ask("GET", f"{sandbox}/wait?timeout=60"))
+            await until(lambda: world.app.door.running == 2)
+            stopping = asyncio.ensure_future(world.listener.stop(world.engine.close, drain=5))
+            await until(world.app.door.stop.is_set)
+            async with world.client.get(world.url("/v1/sandboxes")) as answer:
+                assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert (await waiting)[0] == 200
+            assert (await running)[0] == 200
+            await stopping
+
+
+class TestPlaces:
+    def test_other_machines_are_kept_out(self, tmp_path: Path) -> None:
+        for host in ("0.0.0.0", "::", "192.0.2.1", "example.com"):
+            with pytest.raises(Denied):
+                Place(home=tmp_path, host=host)
+            Place(home=tmp_path, host=host, insecure_host=True)
+        for host in ("127.0.0.1", "::1", "localhost", "127.9.9.9", ""):
+            Place(home=tmp_path, host=host)
+
+    async def test_a_socket_of_the_dead_is_replaced(self, tmp_path: Path) -> None:
+        path = tmp_path / "dsec.sock"
+
+        def check() -> None:
+            first, inode = unix_socket(path)
+            assert path.stat().st_mode & 0o777 == 0o600
+            with pytest.raises(Conflict):
+                unix_socket(path)
+            first.close()
+            second, other = unix_socket(path)
+            forget_socket(path, inode if inode != other else -1)
+            assert path.exists()
+            forget_socket(path, other)
+            assert not path.exists()
+            second.close()
+            path.write_text("mine")
+            with pytest.raises(Conflict):
+                unix_socket(path)
+
+        await asyncio.to_thread(check)
+
+
+class TestDocument:
+    async def test_every_route_is_told_whole(self, world: World) -> None:
+        _, document = await world.ask("GET", "/openapi.json")
+        assert document["openapi"].startswith("3.1")
+        names = []
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                names.append(operation["operationId"])
+                assert operation["summary"].endswith("."), path
+                answers = operation["responses"]
+                assert any(status.startswith("2") for status in answers), path
+        assert len(names) == len(set(names))
+        known = set(document["components"]["schemas"])
+        text = json.dumps(document)
+        used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+        assert used <= known
+
+    def test_every_endpoint_says_what_it_takes(self) -> None:
+        bare = [
+            str(route)
+            for router in ROUTERS
+            for route in router.routes
+            if getattr(route, "include_in_schema", False)
+            and call_of(getattr(route, "endpoint", None)) is None
+        ]
+        assert bare == []
