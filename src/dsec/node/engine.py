@@ -85,17 +85,8 @@ class Engine:
     ) -> None:
         self._durable = durable
         clock = clock or SystemClock()
-        work, guests = Work(_report), Guests()
-        kit = Kit(
-            journal=journal,
-            sandboxes=sandboxes,
-            table=Table(sandboxes, clock),
-            guests=guests,
-            work=work,
-            clock=clock,
-            admission=admission or Always(),
-        )
-        self.kit = kit
+        self.kit = kit = _kit(journal, sandboxes, clock, admission or Always())
+        work, guests = kit.work, kit.guests
         self.janitor = Janitor(journal, work, clock, first_wait=retry)
         self.reaper = Reaper(kit, self._reap, self.janitor)
         self.claims = Claims(volumes)
@@ -206,6 +197,18 @@ class Engine:
         self.reaper.watch(handle)
         if handle.unsettled:
             handle.settling = self.kit.work.spawn(self.reconciler.settle(handle))
+
+
+def _kit(journal: Journal, sandboxes: Sandboxes, clock: Clock, admission: Admission) -> Kit:
+    return Kit(
+        journal=journal,
+        sandboxes=sandboxes,
+        table=Table(sandboxes, clock),
+        guests=Guests(),
+        work=Work(_report),
+        clock=clock,
+        admission=admission,
+    )
 
 
 def _report(error: BaseException) -> None:
