@@ -24,6 +24,7 @@ import pytest
 
 from dsec import Dsec, Settings
 from dsec.model.ids import new_sandbox_id
+from dsec.testing.serving import stop_server_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -75,13 +76,16 @@ class Cli:
 
 
 @pytest.fixture(scope="module")
-def cli(image_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Cli:
-    """A home with a small pool of layers; the base image is the run's."""
+def cli(image_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    """A home with a small pool of layers; the base image is the run's. The server that commands share runs from the beginning."""
     home = tmp_path_factory.mktemp("home")
     (home / "store").symlink_to(image_store)
     with Dsec(home / "engine", settings=Settings(images=image_store, pool_bytes=POOL, shelf=1)):
         pass
-    return Cli(home)
+    made = Cli(home)
+    made.ok("ls")
+    yield made
+    stop_server_of(home)
 
 
 @pytest.fixture

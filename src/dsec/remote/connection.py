@@ -350,7 +350,9 @@ async def _bounded(response: aiohttp.ClientResponse, most: int) -> bytes:
     if response.headers.get("Content-Encoding") is not None:
         raise ProtocolError("the server packed its answer, which nobody asked for")
     length = response.content_length
-    if length is not None and length <= most:
+    if length is not None:
+        if length > most:
+            raise _too_long(response, most)
         return await response.read()
     pieces: list[bytes] = []
     size = 0
@@ -358,9 +360,13 @@ async def _bounded(response: aiohttp.ClientResponse, most: int) -> bytes:
         pieces.append(piece)
         size += len(piece)
         if size > most:
-            response.close()
-            raise ProtocolError(f"the server's answer is longer than {most} bytes", bytes=most)
+            raise _too_long(response, most)
     return b"".join(pieces)
+
+
+def _too_long(response: aiohttp.ClientResponse, most: int) -> ProtocolError:
+    response.close()
+    return ProtocolError(f"the server's answer is longer than {most} bytes", bytes=most)
 
 
 async def _problem(response: aiohttp.ClientResponse) -> DsecError:

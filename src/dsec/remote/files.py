@@ -41,7 +41,8 @@ from dsec.wire.values import encode, plain
 _RAW: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
 _EVENTS: Final = "text/event-stream"
-_WHOLE: Final = 512 * 1024  # bytes of a file that go as one piece, and can be sent again
+_WHOLE: Final = 512 * 1024
+"""Bytes of a file that are sent as they are, and again when the answer is lost, also by the HTTP library itself; a stream is sent once."""
 _ALL: Final = 2**63 - 1
 _OPS: Final = {MakeDir: "mkdir", Rename: "rename", Remove: "remove", SetAttr: "setattr"}
 _READY: Final = FileEvent(FileEventKind.OVERFLOW, "")
@@ -87,7 +88,7 @@ class RemoteFiles(FileService):
             patience=None,
             again=not (options.append or options.exclusive),
         )
-        if isinstance(content, bytes) and len(content) <= _WHOLE:
+        if isinstance(content, bytes) and len(content) <= _WHOLE and call.again:
             return await value(self._connection, Entry, replace(call, body=content))
         headers = {"Content-Length": str(len(content))} if isinstance(content, bytes) else {}
         upload = Upload(sliced(content) if isinstance(content, bytes) else content)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import signal
+import socket
+import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +25,7 @@ from dsec.testing.idempotency import FakeIdempotency
 
 KEY = "dsec_test-key"
 _PATIENCE = 30.0  # seconds
+_CREDENTIALS = struct.Struct("3i")
 
 
 class OneKey(Gate):
@@ -102,3 +108,21 @@ def served(connect: Callable[[], Awaitable[Services]], path: Path | None = None)
         yield server.url
     finally:
         server.stop()
+
+
+def stop_server_of(home: Path) -> None:
+    """End the server that commands of ours started for a home, and wait until it is gone; that there is none is no error."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(home / "dsec.sock"))
+        except OSError:
+            return
+        pid, _, _ = _CREDENTIALS.unpack(
+            probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        process = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        select.select([process], [], [], _PATIENCE)
+    finally:
+        os.close(process)
