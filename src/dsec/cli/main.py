@@ -39,6 +39,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "rollback": ("snapshots", "Make the files of a sandbox those of a snapshot again."),
     "rm": ("sandboxes", "End sandboxes and remove everything of them, or remove snapshots."),
     "template": ("templates", "Build templates, and see what they are."),
+    "key": ("keys", "Keys: who may use a server, and as what."),
+    "project": ("keys", "Projects, and what they may have."),
     "volume": ("volumes", "Files that sandboxes use one after the other."),
     "image": ("images", "See, get, verify and remove what sandboxes stand on."),
     "inspect": ("sandboxes", "Show what is known of a sandbox."),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
 from dsec.errors import BadRequest
 from dsec.model.actors import LOCAL
 from dsec.model.checks import check_count, shown
 from dsec.model.ids import KeyId, SandboxId
 from dsec.model.volumes import DEFAULT_PROJECT
+
+E = TypeVar("E", bound=StrEnum)
 
 MOST_OF_QUOTA: Final = 2**53
 MOST_RATE: Final = 1e6
@@ -119,3 +121,23 @@ class ProjectInfo:
     name: str
     quota: Quota = Quota()
     created_at: float = 0.0
+
+
+def scope_of(text: object) -> Scope:
+    """Raises: BadRequest."""
+    return _chosen(Scope, "scope", text)
+
+
+def coinage_of(text: object) -> Coinage:
+    """Raises: BadRequest."""
+    return _chosen(Coinage, "coinage", text)
+
+
+def _chosen(kind: type[E], field: str, text: object) -> E:
+    try:
+        return kind(str(text) if isinstance(text, str) else "")
+    except ValueError:
+        have = ", ".join(kind)
+        raise BadRequest(
+            f"{field}: there is no {field} {shown(text)}", hint=f"choose one of {have}", field=field
+        ) from None

@@ -149,7 +149,8 @@ class Inside:
         self.state, self.journal, self.room = state, journal, room
 
 
-async def _open_journal(state: StateDirectory, settings: Settings) -> SqliteStore:
+async def open_journal(state: StateDirectory, settings: Settings) -> SqliteStore:
+    """The journal of a state directory that is ours.  Raises: StoreDamaged, StorageFull."""
     directory, keys = await asyncio.to_thread(lambda: (state.part(JOURNAL), state.part(KEYS)))
     return await SqliteStore.open(
         directory,
@@ -180,7 +181,7 @@ async def open_engine(
             else await asyncio.to_thread(private_state)
         )
         stack.push_async_callback(asyncio.to_thread, state.release)
-        store = await _open_journal(state, settings)
+        store = await open_journal(state, settings)
         stack.push_async_callback(store.close)
         parts = Parts(stack, _images(state, settings))
         engine: list[Engine] = []

@@ -22,11 +22,11 @@ from dsec.ports.idempotency import IdempotencyStore
 from dsec.ports.journal import Journal
 from dsec.ports.tenants import Cursors, KeyRecords
 from dsec.wiring.admission import Reception
-from dsec.wiring.engines import Inside, open_engine
+from dsec.wiring.engines import Inside, open_engine, open_journal
 from dsec.wiring.figures import bytes_below, meters_of
 from dsec.wiring.serving import Behind
 from dsec.wiring.settings import Settings
-from dsec.wiring.state import JOURNAL
+from dsec.wiring.state import JOURNAL, durable_state
 
 CONTROL: Final = "control"
 """The directory of the control database in a state directory."""
@@ -110,6 +110,20 @@ async def begin_anew(where: Path | str, journal: Journal) -> None:
         return False
 
     await (await open_control(where, was_used=wanted)).close()
+
+
+async def go_on_without(home: Path) -> None:
+    """:func:`begin_anew` in the state directory of an engine that is not open.  Raises: Conflict: it is open."""
+    settings = Settings(home=home)
+    state = await durable_state(home, settings.wait)
+    try:
+        journal = await open_journal(state, settings)
+        try:
+            await begin_anew(await asyncio.to_thread(state.part, CONTROL), journal)
+        finally:
+            await journal.close()
+    finally:
+        await asyncio.to_thread(state.release)
 
 
 @asynccontextmanager
