@@ -34,6 +34,8 @@ MAY_BLOCK = (
     ("asyncpg/connect_utils.py", ""),
     # The steps of a migration, once a version, before anything is served.
     ("dsec/stores/control/upgrade.py", ""),
+    # And those of the journal, in a loop of their own in a thread.
+    ("dsec/stores/postgres/identity.py", ""),
 )
 """(file, prefix of the blocking call): any function of that file may make such calls inside the event loop."""
 

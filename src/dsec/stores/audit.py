@@ -7,10 +7,11 @@ import hashlib
 import itertools
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -63,21 +64,83 @@ def audit(sources: Sources) -> tuple[Finding, ...]:
     Raises:
         StoreDamaged: the database cannot be read at all.
     """
-    findings = _findings(sources, None)
+    return audit_of(lambda: _sqlite(sources.database), sources.checkpoints, sources.public)
+
+
+def audit_of(
+    look: Callable[[], AbstractContextManager[Look]], file: Path, public: Ed25519PublicKey
+) -> tuple[Finding, ...]:
+    """As :func:`audit`, of a journal in any database."""
+    findings = _findings(look, file, public, None)
     if findings:
         # Beside a writer, chains may have been dropped after the checkpoints were read: look at the suspects again.
-        findings = _findings(sources, frozenset(finding.chain for finding in findings))
+        findings = _findings(look, file, public, frozenset(finding.chain for finding in findings))
     return findings
 
 
-def _findings(sources: Sources, only: frozenset[str] | None) -> tuple[Finding, ...]:
+def _findings(
+    look: Callable[[], AbstractContextManager[Look]],
+    file: Path,
+    public: Ed25519PublicKey,
+    only: frozenset[str] | None,
+) -> tuple[Finding, ...]:
     with (
         translated(),
-        contextlib.closing(connect(sources.database, read_only=True, schemas=SCHEMAS)) as db,
+        look() as db,
         contextlib.closing(sqlite3.connect("")) as signed,  # a temporary file: memory stays bounded
     ):
+        return tuple(itertools.islice(_all(db, signed, file, public, only), MAX_FINDINGS))
+
+
+@contextlib.contextmanager
+def _sqlite(database: Path) -> Iterator[Look]:
+    with contextlib.closing(connect(database, read_only=True, schemas=SCHEMAS)) as db:
         db.text_factory = _text
-        return tuple(itertools.islice(_all(db, signed, sources, only), MAX_FINDINGS))
+        yield _SqliteLook(db)
+
+
+class Look(Protocol):
+    """What an audit reads of a database. Blocking."""
+
+    def noted(self) -> tuple[int, bytes] | None:
+        """The last checkpoint that the journal knows."""
+
+    def number_of(self, name: str) -> int | None:
+        """Of a chain."""
+
+    def name_of(self, number: int) -> tuple[object] | None:
+        """Of a chain, None where no chain has this number."""
+
+    def numbers(self) -> Iterator[int]:
+        """Of the chains that have a name or records, in order."""
+
+    def rows(self, number: int, after: int) -> Iterator[tuple[Any, ...]]:
+        """Records of a chain numbered above ``after``, in order: seq, at, act, phase, ref, actor, payload, its digest, digest."""
+
+
+class _SqliteLook:
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def noted(self) -> tuple[int, bytes] | None:
+        row: tuple[int, bytes] | None = self._db.execute(CHECKPOINT).fetchone()
+        return row
+
+    def number_of(self, name: str) -> int | None:
+        row = self._db.execute("SELECT number FROM chain WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def name_of(self, number: int) -> tuple[object] | None:
+        row: tuple[object] | None = self._db.execute(
+            "SELECT name FROM chain WHERE number = ?", (number,)
+        ).fetchone()
+        return row
+
+    def numbers(self) -> Iterator[int]:
+        return _numbers(self._db)
+
+    def rows(self, number: int, after: int) -> Iterator[tuple[Any, ...]]:
+        return _rows(self._db, number, after)
 
 
 def _text(raw: bytes) -> str:
@@ -85,14 +148,14 @@ def _text(raw: bytes) -> str:
 
 
 def _all(
-    db: sqlite3.Connection, signed: sqlite3.Connection, sources: Sources, only: frozenset[str] | None
+    db: Look, signed: sqlite3.Connection, file: Path, public: Ed25519PublicKey, only: frozenset[str] | None
 ) -> Iterator[Finding]:
     """What is wrong with the file of checkpoints, the chain of the engine, and all other chains or ``only`` these."""
-    noted = db.execute(CHECKPOINT).fetchone()
-    yield from _load(signed, sources, checkpoints.Place(*noted) if noted else None)
-    engine = db.execute("SELECT number FROM chain WHERE name = ?", (ENGINE,)).fetchone()
-    first = [engine[0]] if engine else []  # it says what was dropped
-    for number in itertools.chain(first, (other for other in _numbers(db) if other not in first)):
+    noted = db.noted()
+    yield from _load(signed, file, public, checkpoints.Place(*noted) if noted else None)
+    engine = db.number_of(ENGINE)
+    first = [engine] if engine is not None else []  # it says what was dropped
+    for number in itertools.chain(first, (other for other in db.numbers() if other not in first)):
         finding = _numbered(db, signed, number, only)
         if finding is not None:
             yield finding
@@ -117,14 +180,16 @@ def _numbers(db: sqlite3.Connection) -> Iterator[int]:
             return
 
 
-def _load(signed: sqlite3.Connection, sources: Sources, noted: checkpoints.Place | None) -> Iterator[Finding]:
+def _load(
+    signed: sqlite3.Connection, file: Path, public: Ed25519PublicKey, noted: checkpoints.Place | None
+) -> Iterator[Finding]:
     """Fill ``signed`` from the file; what is wrong with the file itself."""
     signed.execute(_SIGNED)
     signed.execute(_SIGNED_INDEX)
     signed.execute(_DROPPED)
     place, met = checkpoints.Place(), noted is not None and noted.n == 0
     try:
-        for checkpoint in checkpoints.read(sources.checkpoints, sources.public):
+        for checkpoint in checkpoints.read(file, public):
             place = checkpoint.place
             met = met or place == noted
             signed.executemany("INSERT INTO signed (chain, seq, digest) VALUES (?, ?, ?)", checkpoint.heads)
@@ -145,11 +210,11 @@ def _load(signed: sqlite3.Connection, sources: Sources, noted: checkpoints.Place
 
 
 def _numbered(
-    db: sqlite3.Connection, signed: sqlite3.Connection, number: int, only: frozenset[str] | None
+    db: Look, signed: sqlite3.Connection, number: int, only: frozenset[str] | None
 ) -> Finding | None:
-    row = db.execute("SELECT name FROM chain WHERE number = ?", (number,)).fetchone()
+    row = db.name_of(number)
     if row is None:
-        if next(_rows(db, number, 0), None) is None:
+        if next(db.rows(number, 0), None) is None:
             return None  # dropped since it was seen
         return Finding(chain=f"#{number}", seq=1, problem="records of a chain whose name is missing")
     name = row[0]
@@ -163,7 +228,7 @@ def _numbered(
     return _chain(db, signed, number, name)
 
 
-def _chain(db: sqlite3.Connection, signed: sqlite3.Connection, number: int, name: str) -> Finding | None:
+def _chain(db: Look, signed: sqlite3.Connection, number: int, name: str) -> Finding | None:
     dropped = signed.execute("SELECT seq, digest FROM dropped WHERE chain = ?", (name,)).fetchone()
     seq, previous = start = dropped or (0, GENESIS)
     last = signed.execute("SELECT max(seq) FROM signed WHERE chain = ?", (name,)).fetchone()[0] or 0
@@ -172,7 +237,7 @@ def _chain(db: sqlite3.Connection, signed: sqlite3.Connection, number: int, name
     )
     mark = marks.fetchone()
     for values in itertools.chain(
-        [None], _rows(db, number, seq)
+        [None], db.rows(number, seq)
     ):  # None: the place from which the chain is there
         if values is not None:
             problem = _problem(name, seq + 1, values, previous)

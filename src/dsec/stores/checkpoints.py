@@ -202,3 +202,13 @@ def _parse(line: bytes, before: Place | None, public: Ed25519PublicKey) -> Check
     if before is not None and (number != before.n + 1 or previous != before.digest):
         raise BadCheckpoint(n, f"it says line {number}; lines before it are missing or not the signed ones")
     return Checkpoint(Place(number, hashlib.sha256(line).digest()), heads)
+
+
+def check_place(place: Place, noted: tuple[int, bytes] | None, path: Path) -> None:
+    """Raises: StoreDamaged: the file is shorter than the journal knows, or another."""
+    if noted is None or place.n < noted[0] or (place.n == noted[0] and place.digest != noted[1]):
+        known = noted[0] if noted else "no"
+        raise StoreDamaged(
+            f"{path} ends at checkpoint {place.n}, the journal knows {known}",
+            hint="run `dsec audit verify`; restore the file from a copy",
+        )

@@ -116,13 +116,7 @@ class Parts:
 def place_of(db: sqlite3.Connection, sources: Sources) -> tuple[checkpoints.Place, int]:
     """Where the checkpoint file ends.  Raises: StoreDamaged: it is shorter than the journal knows."""
     place, torn = checkpoints.last(sources.checkpoints, sources.public)
-    row = db.execute(sql.CHECKPOINT).fetchone()
-    if row is None or place.n < row[0] or (place.n == row[0] and place.digest != row[1]):
-        known = row[0] if row else "no"
-        raise StoreDamaged(
-            f"{sources.checkpoints} ends at checkpoint {place.n}, the journal knows {known}",
-            hint="run `dsec audit verify`; restore the file from a copy",
-        )
+    checkpoints.check_place(place, db.execute(sql.CHECKPOINT).fetchone(), sources.checkpoints)
     return place, torn
 
 

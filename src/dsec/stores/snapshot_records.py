@@ -66,10 +66,10 @@ class SqliteSnapshots(SnapshotRecords):
         rows = await self._query(_FIND, (snapshot,))
         if not rows:
             raise no_snapshot(snapshot)
-        return _info_of(rows[0])
+        return snapshot_of(rows[0])
 
     async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        return tuple(map(_info_of, await self._query(_ALL, (sandbox or "",))))
+        return tuple(map(snapshot_of, await self._query(_ALL, (sandbox or "",))))
 
 
 def no_snapshot(snapshot: SnapshotId) -> NotFound:
@@ -79,7 +79,7 @@ def no_snapshot(snapshot: SnapshotId) -> NotFound:
     )
 
 
-def _info_of(row: tuple[Any, ...]) -> SnapshotInfo:
+def snapshot_of(row: tuple[Any, ...]) -> SnapshotInfo:
     """Raises: StoreDamaged: the row is not one of ours."""
     snapshot, sandbox, kind, spec, created, paused = row
     try:

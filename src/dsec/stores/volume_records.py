@@ -73,11 +73,11 @@ class SqliteVolumes(VolumeRecords):
         rows = await self._query(_FIND, (project, name))
         if not rows:
             raise no_volume(project, name)
-        return _info_of(rows[0])
+        return volume_of(rows[0])
 
     async def all(self, project: str | None = None) -> tuple[VolumeInfo, ...]:
         rows = await (self._query(_ALL, ()) if project is None else self._query(_OF_PROJECT, (project,)))
-        return tuple(map(_info_of, rows))
+        return tuple(map(volume_of, rows))
 
 
 def no_volume(project: str, name: str) -> NotFound:
@@ -105,7 +105,7 @@ def too_many(most: int) -> StorageFull:
     return StorageFull(f"the engine holds {most} volumes, its maximum", hint="remove some", volumes=most)
 
 
-def _info_of(row: tuple[Any, ...]) -> VolumeInfo:
+def volume_of(row: tuple[Any, ...]) -> VolumeInfo:
     """Raises: StoreDamaged: the row is not one of ours."""
     volume, project, name, size, created = row
     try:

@@ -1,0 +1,1 @@
+"""The journal and the table of sandboxes in a database of PostgreSQL."""
