@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
@@ -12,7 +14,7 @@ import typer
 from dsec.cli import options as opt
 from dsec.cli.numbers import whole
 from dsec.cli.output import printable, put, put_json, put_table
-from dsec.cli.session import Signals, announce_build, conduct, engine_home, private, taken
+from dsec.cli.session import Signals, announce_build, conduct, durable, engine_home, private
 from dsec.cli.wording import in_options
 from dsec.client.aio import AsyncDsec as Client
 from dsec.client.aio import AsyncSandbox
@@ -94,8 +96,10 @@ def gc(budget: opt.Budget = "", as_json: opt.AsJson = False) -> None:
 
     async def work(signals: Signals) -> int:
         del signals
-        with taken():
-            done = await collect(engine_home(), most)
+        done = await collect(None, most)
+        if await asyncio.to_thread(engine_home().exists):
+            async with durable() as engine:  # opening it repairs what it can
+                done = replace(done, problems=await engine.problems())
         if as_json:
             put_json(done)
         else:

@@ -80,8 +80,8 @@ class Collected:
     problems: tuple[Problem, ...]
 
 
-async def collect(home: Path, budget: int | None = None) -> Collected:
-    """Remove what dead private engines and half-made or replaced images left, and repair the durable engine of ``home``.
+async def collect(home: Path | None, budget: int | None = None) -> Collected:
+    """Remove what dead private engines and half-made or replaced images left, and repair the durable engine of ``home``, None = none.
 
     A durable engine without sandboxes keeps no process.
 
@@ -99,7 +99,7 @@ async def collect(home: Path, budget: int | None = None) -> Collected:
         min(_WHEELS_KEPT, _WHEELS_KEPT if budget is None else budget),
     )
     problems: tuple[Problem, ...] = ()
-    if await asyncio.to_thread(home.exists):
+    if home is not None and await asyncio.to_thread(home.exists):
         async with AsyncDsec(home) as engine:
             problems = await engine.problems()
     return Collected(removed=removed, problems=problems)
