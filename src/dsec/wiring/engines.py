@@ -161,6 +161,12 @@ async def open_journal(state: StateDirectory, settings: Settings) -> SqliteStore
     )
 
 
+async def _state(settings: Settings) -> StateDirectory:
+    if settings.home:
+        return await durable_state(settings.home, settings.wait)
+    return await asyncio.to_thread(private_state)
+
+
 async def open_engine(
     settings: Settings, reception: Reception | None = None, inside: Inside | None = None
 ) -> Services:
@@ -175,11 +181,7 @@ async def open_engine(
         StoreDamaged, StorageFull: its journal.
     """
     async with contextlib.AsyncExitStack() as stack:
-        state = (
-            await durable_state(settings.home, settings.wait)
-            if settings.home
-            else await asyncio.to_thread(private_state)
-        )
+        state = await _state(settings)
         stack.push_async_callback(asyncio.to_thread, state.release)
         store = await open_journal(state, settings)
         stack.push_async_callback(store.close)
