@@ -11,10 +11,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from dsec.testing.serving import stop_server_of
 
 ROOT = Path(__file__).parents[2]
 USER_PAGES = [page for part in ("tutorial", "how-to") for page in sorted((ROOT / "docs" / part).glob("*.md"))]
@@ -64,7 +67,7 @@ def check(page: Path, block: Block, said: str) -> None:
 
 
 @pytest.fixture
-def run(image_store: Path, tmp_path: Path) -> object:
+def run(image_store: Path, tmp_path: Path) -> Iterator[object]:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "store").symlink_to(image_store)
     here = tmp_path / "here"
@@ -79,7 +82,8 @@ def run(image_store: Path, tmp_path: Path) -> object:
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    return start
+    yield start
+    stop_server_of(tmp_path / "home")
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from dsec.cli import options as opt
 from dsec.cli.exporting import audit_export
 from dsec.cli.numbers import whole
 from dsec.cli.output import moment, plain, printable, put, put_json, put_json_line
-from dsec.cli.session import Signals, conduct, engine_home
+from dsec.cli.session import Signals, conduct, durable, elsewhere, engine_home
 from dsec.errors import NotFound
-from dsec.model.ids import parse_sandbox_id
+from dsec.model.ids import SandboxId, parse_sandbox_id
 from dsec.model.journal import Record
 from dsec.model.sandbox import State
 from dsec.stores.retention import ENGINE
@@ -78,6 +78,8 @@ def events(
 
     async def work(signals: Signals) -> int:
         del signals
+        if elsewhere():
+            return await _told(wanted, after, show, follow=follow)
         seq = after
         with journal_reader(engine_home()) as reader:
             while True:
@@ -92,6 +94,22 @@ def events(
                 await asyncio.sleep(_POLL)
 
     conduct(work)
+
+
+async def _told(
+    wanted: SandboxId, seq: int, show: Callable[[tuple[Record, ...]], None], *, follow: bool
+) -> int:
+    """The same, of an engine whose journal is elsewhere."""
+    async with durable() as engine:
+        sandbox = await engine.sandboxes.get(wanted)
+        while True:
+            live = (await sandbox.inspect()).state in _LIVE
+            while records := await sandbox.events(after=seq, limit=_PAGE):
+                seq = records[-1].seq
+                show(records)
+            if not (follow and live):
+                return 0
+            await asyncio.sleep(_POLL)
 
 
 def _shower(as_json: bool) -> Callable[[tuple[Record, ...]], None]:

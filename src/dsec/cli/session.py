@@ -130,6 +130,11 @@ def announce_build(level: str) -> None:
         note("the base image is built first, once: some seconds")
 
 
+def elsewhere() -> str:
+    """The URL of the server that ``$DSEC_URL`` names, "" = the engine is our own."""
+    return os.environ.get(URL, "")
+
+
 def _host_paths() -> tuple[Path, ...] | None:
     """What ``$DSEC_HOST_PATHS`` allows volumes to show.  Raises: BadRequest."""
     return host_paths_of(os.environ.get("DSEC_HOST_PATHS"))
@@ -175,7 +180,7 @@ async def durable(wait: float = WAIT, *, quiet: bool = False) -> AsyncIterator[C
         Busy: another process has had the engine for ``wait`` seconds. RuntimeUnavailable: the server cannot be reached, or not started.
     """
     del quiet
-    url = os.environ.get(URL)
+    url = elsewhere()
     _host_paths()  # what is wrong with them is told here, and not in a log
     client = Client(server(url)) if url else await local_server(_home(), wait)
     async with client:
