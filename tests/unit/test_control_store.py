@@ -311,7 +311,8 @@ async def test_connections_that_were_cut_are_made_again(postgres_url: str, postg
 
 def test_the_newest_migration_is_the_one_that_the_tables_are_of() -> None:
     config = Config()
-    config.set_main_option("script_location", "dsec:stores/control/migrations")
-    config.set_main_option("path_separator", "os")
+    config.set_main_option("script_location", "dsec:stores/control")
+    config.set_main_option("version_locations", "dsec:stores/control_steps")
+    config.set_main_option("path_separator", "newline")
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD
     assert set(metadata.tables) == {"api_key", "project", "idempotent_call", "export_cursor"}

@@ -1,4 +1,4 @@
-"""The tables of the control database, as they are now. How they came to be is in `migrations`."""
+"""The tables of the control database, as they are now. How they came to be is in `control_steps`."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from dsec.stores.control.tables import HEAD, SCHEMA, VERSIONS, metadata
 
 APPLICATION_ID: Final = 0x44736354  # "DscT"
 _CHECKED_BYTES: Final = 64 * 2**20  # a larger file is not read from end to end at every start
+STEPS: Final = "control_steps"
+"""The directory of the migrations, beside ours."""
 _LOCK: Final = 0x44736354
 _SQLITE: Final = "sqlite"
 _HINT: Final = "restore it from a copy, or see docs/how-to: what to do when it is lost"
@@ -80,8 +82,10 @@ def _migrate(connection: Connection, written: str) -> None:
     from alembic.script import ScriptDirectory  # noqa: PLC0415
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
+    here = Path(__file__).parent
+    for name, directory in (("script_location", here), ("version_locations", here.with_name(STEPS))):
+        config.set_main_option(name, str(directory).replace("%", "%%"))
+    config.set_main_option("path_separator", "newline")
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if written and written not in known:
         raise StoreDamaged(

@@ -1,1 +1,0 @@
-"""The steps, each after the one that it names."""
