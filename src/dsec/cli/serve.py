@@ -25,8 +25,10 @@ app = typer.Typer()
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of HTTP; 0 = one that is free.")] = 7070,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port of HTTP; 0 = one that is free.")
+    ] = 7070,
     no_http: Annotated[
         bool, typer.Option("--no-http", "--socket-only", help="Listen on the socket alone.")
     ] = False,
@@ -34,25 +36,35 @@ def serve(
         bool, typer.Option("--insecure-host", help="Let other machines reach it without TLS.")
     ] = False,
     home: Annotated[
-        Path | None, typer.Option(help="State directory of the engine; by default $DSEC_HOME/engine.")
+        Path | None,
+        typer.Option("--home", help="State directory of the engine; by default $DSEC_HOME/engine."),
     ] = None,
     pool: Annotated[
-        int | None, typer.Option(min=0, max=1000, help="Ready sandboxes kept at most.  [default: 4]")
+        int | None,
+        typer.Option("--pool", min=0, max=1000, help="Ready sandboxes kept at most.  [default: 4]"),
     ] = None,
     until_idle: Annotated[
         float,
         typer.Option(
-            min=0, help="End after so many seconds in which nobody asked and nothing ran; 0 = never."
+            "--until-idle",
+            min=0,
+            help="End after so many seconds in which nobody asked and nothing ran; 0 = never.",
         ),
     ] = 0.0,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for whoever has the engine.")] = WAIT,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait for whoever has the engine.")
+    ] = WAIT,
     durability: Annotated[
         str,
-        typer.Option(help="What acknowledged things survive: `process` (kill -9) or `disk` (power loss)."),
+        typer.Option(
+            "--durability",
+            help="What acknowledged things survive: `process` (kill -9) or `disk` (power loss).",
+        ),
     ] = "process",
     freeze: Annotated[
         float,
         typer.Option(
+            "--freeze",
             min=0,
             help="Freeze a sandbox after so many seconds without use; its next use thaws it. 0 = never.",
         ),
@@ -60,6 +72,7 @@ def serve(
     hibernate: Annotated[
         float,
         typer.Option(
+            "--hibernate",
             min=0,
             help="Keep only the files of one without processes after so many seconds without use; its next use wakes it. 0 = never.",
         ),
@@ -67,7 +80,13 @@ def serve(
 ) -> None:
     """Serve lasting sandboxes over HTTP, and on $DSEC_HOME/dsec.sock, until a signal; sandboxes live on.
 
-    The socket is for the user whose engine it is; HTTP needs a key (`dsec key create`).
+    The socket is for the user whose engine it is; HTTP needs a key (`dsec key create`). The first signal lets what runs be answered, the second ends it at once.
+
+    Examples:
+
+        dsec serve
+
+        curl --unix-socket "$DSEC_HOME/dsec.sock" http://dsec/v1/sandboxes
     """
     where = engine_home() if home is None else home.absolute()
     place = Place(
