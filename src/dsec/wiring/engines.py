@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
@@ -29,7 +30,6 @@ from dsec.images.layer_store import LayerStore
 from dsec.images.shelf import Shelf
 from dsec.images.store import ImageStore
 from dsec.model.checks import local_path, shown
-from dsec.model.ids import new_engine_id
 from dsec.model.images import silent
 from dsec.model.sandbox import Level
 from dsec.model.volumes import DEFAULT_PROJECT
@@ -41,12 +41,15 @@ from dsec.ports.storage import Image, Images
 from dsec.runtimes.trees import Archives
 from dsec.stores import mounts
 from dsec.stores.journal import SqliteStore
-from dsec.stores.keeper import Pace
 from dsec.wiring.admission import Reception
+from dsec.wiring.journals import open_in, remember, remembered
 from dsec.wiring.levels import LEVELS, Parts, Refused
 from dsec.wiring.servers import server
 from dsec.wiring.settings import Home, Settings
 from dsec.wiring.state import JOURNAL, KEY, KEYS, StateDirectory, durable_state, private_state
+
+if TYPE_CHECKING:
+    from dsec.stores.postgres.store import PostgresStore
 
 
 @contextlib.contextmanager
@@ -84,7 +87,7 @@ def _held(state: StateDirectory, settings: Settings) -> HeldImages:
     return HeldImages(image_store(settings), settings.store, owner=state.tag, home=state.path)
 
 
-async def _release(images: HeldImages, store: SqliteStore) -> None:
+async def _release(images: HeldImages, store: SqliteStore | PostgresStore) -> None:
     """Let go of images on which nothing stands any more that the engine knows of."""
     kept = [each.spec for each in await store.snapshots.all()]
     standing = await store.standing() | {Standing(one.level, one.base_digest, one.layers) for one in kept}
@@ -149,16 +152,14 @@ class Inside:
         self.state, self.journal, self.room = state, journal, room
 
 
-async def open_journal(state: StateDirectory, settings: Settings) -> SqliteStore:
+async def open_journal(state: StateDirectory, settings: Settings) -> SqliteStore | PostgresStore:
     """The journal of a state directory that is ours.  Raises: StoreDamaged, StorageFull."""
     directory, keys = await asyncio.to_thread(lambda: (state.part(JOURNAL), state.part(KEYS)))
-    return await SqliteStore.open(
-        directory,
-        key=keys / KEY,
-        engine_id=new_engine_id(),
-        durability=settings.durability,
-        pace=Pace(keep_bytes=settings.journal_bytes),
-    )
+    known = await asyncio.to_thread(remembered, directory)
+    store = await open_in(directory, keys / KEY, settings, known)
+    if settings.database and settings.database != known:
+        await asyncio.to_thread(remember, directory, settings.database)
+    return store
 
 
 async def _state(settings: Settings) -> StateDirectory:

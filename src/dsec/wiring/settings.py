@@ -25,6 +25,7 @@ Home = str | Path | None
 
 _ROOT_HOME: Final = Path("/var/lib/dsec")
 _MOST_BYTES: Final = 2**60
+_DATABASES: Final = ("postgresql://", "postgres://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class Settings:
         images: the image store, shared by all engines of a user; None = the usual place.
         durability: ``process`` (survives kill -9) or ``disk`` (survives a power loss).
         journal_bytes: what the journal's database may hold before the oldest records of sandboxes that are gone are dropped; at least 1 MiB.
+        database: where the journal of a durable engine is kept: "" = in its home, in SQLite, or where it was kept when it was opened last;
+            ``postgresql://…`` = in a database of its own of PostgreSQL, whose key and signed checkpoints stay in the home.
         pool_bytes: size of the file of writable layers, all of it taken from the disk when it is made; at least 256 MiB. None = 4 GiB (private) or
             16 GiB (durable), at most a quarter of what is free.
         shelf: empty writable layers kept ready, at most 1,024.
@@ -60,6 +63,7 @@ class Settings:
     images: Path | None = None
     durability: Durability = "process"
     journal_bytes: int = 512 * MIB
+    database: str = ""
     pool_bytes: int | None = None
     shelf: int = 8
     pool: int = 4
@@ -91,6 +95,12 @@ class Settings:
             raise BadRequest(
                 f"settings.durability: there is no durability {shown(durability)}",
                 hint=f"choose one of {', '.join(get_args(Durability))}",
+            )
+        database: object = self.database
+        if not isinstance(database, str) or (database and not database.startswith(_DATABASES)):
+            raise BadRequest(
+                "settings.database: this is no URL of a database that can be used",
+                hint="postgresql://USER:PASSWORD@HOST/DATABASE",
             )
         check_count("settings.journal_bytes", self.journal_bytes, MIB, _MOST_BYTES)
         if self.pool_bytes is not None:
