@@ -26,6 +26,11 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the project.", sho
 Of = Annotated[str, typer.Option("--project", metavar="NAME", help="Only those of this project.")]
 
 
+def key_json(info: KeyInfo) -> dict[str, object]:
+    """A key as ``--json`` shows it."""
+    return {name: value for name, value in asdict(info).items() if name != "sandbox"}
+
+
 @key.command("create")
 def create(
     scope: Annotated[
@@ -56,7 +61,7 @@ def create(
                 scope, project=of, label=label, ttl=ttl, coinage=Coinage.E2B if e2b else Coinage.DSEC
             )
         if as_json:
-            put_json({"key": made.key, **asdict(made.info)})
+            put_json({"key": made.key, **key_json(made.info)})
         else:
             put(f"{made.key}\n")
             note(f"{made.info.id}: {made.info.scope} of project {made.info.project}; it is not shown again")
@@ -81,7 +86,7 @@ def list_(of: Of = "", as_json: opt.AsJson = False) -> None:
             while page := await engine.keys.list(of, after=found[-1].id if found else ""):
                 found += page
         if as_json:
-            put_json([asdict(info) for info in found])
+            put_json([key_json(info) for info in found])
         else:
             now = time.time()
             rows = [_row(info, now) for info in found]
@@ -128,6 +133,10 @@ def begin_anew() -> None:
     """Go on without the keys and quotas of a control database that is lost. All keys have to be made again.
 
     The server must not run. A database that is there is left as it is.
+
+    Examples:
+
+        dsec key begin-anew
     """
 
     async def work(signals: Signals) -> int:
@@ -142,7 +151,12 @@ def begin_anew() -> None:
 
 @project.command("ls")
 def projects(as_json: opt.AsJson = False) -> None:
-    """List projects and what they may have; 0 = no bound."""
+    """List projects and what they may have; 0 = no bound.
+
+    Examples:
+
+        dsec project ls
+    """
 
     async def work(signals: Signals) -> int:
         del signals
@@ -161,7 +175,12 @@ def projects(as_json: opt.AsJson = False) -> None:
 
 @project.command("show")
 def show(name: Name, as_json: opt.AsJson = False) -> None:
-    """Show what a project may have; 0 = no bound."""
+    """Show what a project may have; 0 = no bound.
+
+    Examples:
+
+        dsec project show research
+    """
 
     async def work(signals: Signals) -> int:
         del signals

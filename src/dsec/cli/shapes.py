@@ -116,7 +116,7 @@ RECORD: Final = {
     "digest": "chains over the record before",
 }
 PROBLEM: Final = {
-    "sandbox": "whose, \"\" = nobody's",
+    "sandbox": 'whose, "" = nobody\'s',
     "what": "is left",
     "since": "seconds since the epoch",
     "attempts": "so far",
@@ -172,6 +172,21 @@ MEASURED: Final = {
 }
 FINDINGS: Final = {"sound": "nothing is wrong", "findings": "list of `{chain, seq, problem}`"}
 
+KEY: Final = {
+    "id": "what the key is called by: `ky-...`, and never the key",
+    "scope": "`admin` or `developer`",
+    "project": "within which it is good",
+    "label": "its maker's words",
+    "created_at": "seconds since the epoch",
+    "used_at": "the same, to the minute, 0 = never",
+    "expires_at": "the same, 0 = never",
+    "revoked_at": "the same, 0 = it was not",
+}
+PROJECT: Final = {
+    "name": "of the project",
+    "quota": "`sandboxes`, `dormant`, `cpu_millis`, `memory_mib`, `disk_mib`, `journal_mib`, `rate`, `share`; 0 = no bound",
+    "created_at": "seconds since the epoch",
+}
 SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "run": (Shape("an object", RESULT),),
     "create": (Shape("an object", SANDBOX),),
@@ -203,6 +218,11 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     ),
     "template tag": (Shape("an object", BUILT),),
     "template rollback": (Shape("an object", BUILT),),
+    "key create": (Shape("an object", {"key": "the key itself, shown this once", **KEY}),),
+    "key ls": (Shape("a list of objects", KEY),),
+    "project ls": (Shape("a list of objects", PROJECT),),
+    "project show": (Shape("an object", PROJECT),),
+    "project set": (Shape("an object", PROJECT),),
     "volume create": (Shape("an object", VOLUME),),
     "volume ls": (Shape("a list of objects", VOLUME),),
     "volume inspect": (Shape("an object", VOLUME),),
