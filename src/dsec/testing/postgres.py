@@ -41,17 +41,25 @@ def programs() -> Path:
 @contextmanager
 def server() -> Iterator[str]:
     """A running one, and its address without a database: ``postgresql://dsec@/{}?host=DIRECTORY``."""
+    with made() as root, _running(root, root / "data"):
+        yield f"postgresql://{_USER}@/{{}}?host={root}"
+
+
+@contextmanager
+def made(size: str = "") -> Iterator[Path]:
+    """The directory of one that does not run yet; on a file system of its own where a size is given, as tmpfs understands it."""
     _sweep()
     root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_BASE))
     try:
+        if size:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(root)], check=True)
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(root, nobody.pw_uid, nobody.pw_gid)
-        data = root / "data"
         _run(
             "initdb",
             "-D",
-            str(data),
+            str(root / "data"),
             "-U",
             _USER,
             "--auth=trust",
@@ -59,9 +67,10 @@ def server() -> Iterator[str]:
             "--encoding=utf8",
             "--locale=C",
         )
-        with _running(root, data):
-            yield f"postgresql://{_USER}@/{{}}?host={root}"
+        yield root
     finally:
+        if size:
+            subprocess.run(["umount", "--lazy", str(root)], check=False)
         shutil.rmtree(root, ignore_errors=True)
 
 

@@ -48,6 +48,7 @@ class Session:
 
     def __init__(self, url: str) -> None:
         self._runner = asyncio.Runner()
+        self._connection: Any = None
         try:
             self._connection = self._run(connect(identity.check_url(url), default_transaction_read_only="on"))
             if not self._run(identity.is_there(self._connection)):
@@ -56,7 +57,7 @@ class Session:
                 )
             self._run(identity.check_tables(self._connection))
         except BaseException:
-            self._runner.close()
+            self._close()
             raise
 
     def __enter__(self) -> Session:
@@ -65,8 +66,12 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(*REFUSALS):
-            self._runner.run(self._connection.close(timeout=5.0))
+        self._close()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(*REFUSALS):
+                self._runner.run(self._connection.close(timeout=5.0))
         self._runner.close()
 
     def fetch(self, text: str, *values: Any) -> list[Any]:
