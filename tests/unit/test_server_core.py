@@ -1,121 +1,32 @@
-"""The server over fakes: who is let in, what is refused and how, what is done once, and what ends with its client."""
+"""The server over fakes: who is let in, what is refused and how, and what ends with its client."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
+import os
+import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from dsec.errors import BadRequest, Conflict, Denied, Unauthenticated
-from dsec.model.sandbox import Flag
-from dsec.model.tenants import OWNER, Principal, Scope
-from dsec.ports.engine import Services
-from dsec.ports.gate import Gate
-from dsec.server import idempotency
-from dsec.server.app import ROUTERS, Application, make_app
+from dsec.errors import BadRequest
+from dsec.server import connections
+from dsec.server.app import ROUTERS
 from dsec.server.bodies import MAX_JSON, read
 from dsec.server.connections import Bounds
 from dsec.server.documents import call_of
-from dsec.server.listening import Listener, forget_socket, tcp_socket, unix_socket
 from dsec.server.shapes import CreateBody, ExecBody
-from dsec.testing.fakes import FakeRuntime
-from dsec.testing.harness import Harness, until
-from dsec.testing.idempotency import FakeIdempotency
-from dsec.wiring.serving import Place
+from dsec.testing.asking import KEY, World, opened
+from dsec.testing.harness import until
 
 pytestmark = pytest.mark.anyio
 
-KEY = "dsec_" + "K" * 43
 EXACT = "application/vnd.dsec+json"
-
-
-class OneKey(Gate):
-    def __init__(self, engine: Services) -> None:
-        self._engine = engine
-
-    async def principal(self, key: str) -> Principal:
-        if key == KEY:
-            return OWNER
-        if key == KEY + "p":
-            return Principal(id="ky-p", scope=Scope.DEVELOPER, project="ours")
-        raise Unauthenticated("that is no key")
-
-    def services(self, principal: Principal) -> Services:
-        del principal
-        return self._engine
-
-
-@dataclass
-class World:
-    port: int
-    client: aiohttp.ClientSession
-    app: Application
-    listener: Listener
-    harness: Harness
-    engine: Services
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
-
-    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        given = {
-            "authorization": f"Bearer {KEY}",
-            "content-type": "application/json",
-            **{name.replace("_", "-"): value for name, value in headers.items()},
-        }
-        async with self.client.request(
-            method, self.url(path), data=data and io.BytesIO(data), headers=given
-        ) as answer:
-            text = await answer.read()
-            return answer.status, json.loads(text) if text else None
-
-    async def sandbox(self) -> str:
-        status, said = await self.ask("POST", "/v1/sandboxes", {})
-        assert status == 201, said
-        return f"/v1/sandboxes/{said['id']}"
-
-    async def raw(self, data: bytes) -> bytes:
-        """What comes back on a bare connection until it is closed."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            with suppress(ConnectionError):
-                writer.write(data)
-                await writer.drain()
-            async with asyncio.timeout(10):
-                with suppress(ConnectionError):
-                    return await reader.read()
-            return b""
-        finally:
-            writer.close()
-
-
-@asynccontextmanager
-async def opened(bounds: Bounds | None = None) -> AsyncIterator[World]:
-    harness = Harness(FakeRuntime(flags=frozenset(Flag)), system_clock=True)
-    engine = await harness.connect()
-    store = FakeIdempotency(lambda: harness.clock.now().wall)
-    app = await asyncio.to_thread(lambda: make_app(OneKey(engine), idempotency=store))
-    listener = Listener(app, bounds)
-    bound = tcp_socket("127.0.0.1", 0)
-    port = bound.getsockname()[1]
-    await listener.listen(bound)
-    async with aiohttp.ClientSession() as client:
-        try:
-            yield World(port, client, app, listener, harness, engine)
-        finally:
-            await client.close()
-            await listener.stop(engine.close, drain=0.1)
 
 
 @pytest.fixture
@@ -162,6 +73,25 @@ class TestDoor:
             headers = {"authorization": basic, "sec-fetch-site": site}
             async with world.client.post(world.url("/v1/sandboxes"), headers=headers) as answer:
                 assert answer.status == status
+
+    @pytest.mark.parametrize(("uid", "status"), [(os.geteuid(), 200), (0, 200), (12_345, 401), (-1, 401)])
+    async def test_the_socket_is_for_its_owner(
+        self, world: World, tmp_path: Path, monkeypatch: Any, uid: int, status: int
+    ) -> None:
+        monkeypatch.setattr(connections, "peer_uid", lambda _: uid)
+        bound, _ = await asyncio.to_thread(unix_socket, tmp_path / "dsec.sock")
+        await world.listener.listen(bound)
+        connector = aiohttp.UnixConnector(str(tmp_path / "dsec.sock"))
+        async with (
+            aiohttp.ClientSession(connector=connector) as client,
+            client.get("http://dsec/v1/sandboxes") as answer,
+        ):
+            assert answer.status == status
+
+    async def test_who_is_at_the_other_end(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            assert connections.peer_uid(ours) == os.geteuid()
 
     async def test_wrong_paths_and_methods(self, world: World) -> None:
         assert (await world.ask("GET", "/v1/nope"))[1]["error"]["code"] == "not_found"
@@ -368,153 +298,6 @@ class TestExecs:
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                 await world.client.ws_connect(where, headers=headers)
             assert refused.value.status == status
-
-
-class TestOnce:
-    async def test_the_same_key_gives_the_recorded_answer(self, world: World) -> None:
-        first = await world.ask("POST", "/v1/sandboxes", {"labels": {"a": "b"}}, idempotency_key="one")
-        again = await world.ask("POST", "/v1/sandboxes", {"labels": {"a": "b"}}, idempotency_key="one")
-        assert first == again
-        assert len((await world.ask("GET", "/v1/sandboxes"))[1]["items"]) == 1
-        status, said = await world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one")
-        assert (status, said["error"]["code"]) == (409, "conflict")
-
-    async def test_at_the_same_time(self, world: World) -> None:
-        asked = [world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one") for _ in range(8)]
-        answers = await asyncio.gather(*asked)
-        assert len({said["id"] for _, said in answers}) == 1
-
-    async def test_what_made_nothing_can_be_asked_again(self, world: World) -> None:
-        sandbox = await world.sandbox()
-        await world.ask("POST", f"{sandbox}/pause")
-        refused = await world.ask("POST", f"{sandbox}/execs", {"argv": ["true"]}, idempotency_key="one")
-        assert refused[0] == 409
-        await world.ask("POST", f"{sandbox}/resume")
-        done = await world.ask("POST", f"{sandbox}/execs", {"argv": ["true"]}, idempotency_key="one")
-        assert done[0] == 200
-
-    async def test_a_sandbox_that_an_interrupted_try_made_is_found(
-        self, world: World, monkeypatch: Any
-    ) -> None:
-        store = world.app.state.idempotency
-        with monkeypatch.context() as broken:
-            broken.setattr(store, "finish", _fail)
-            assert (await world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one"))[0] == 500
-        status, said = await world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one")
-        items = (await world.ask("GET", "/v1/sandboxes"))[1]["items"]
-        assert (status, [one["id"] for one in items]) == (201, [said["id"]])
-
-    async def test_a_command_that_an_interrupted_try_ran_is_found(
-        self, world: World, monkeypatch: Any
-    ) -> None:
-        sandbox = await world.sandbox()
-        store = world.app.state.idempotency
-        body = {"argv": ["echo", "hi"]}
-        with monkeypatch.context() as broken:
-            broken.setattr(store, "finish", _fail)
-            await world.ask("POST", f"{sandbox}/execs", body, idempotency_key="one")
-        status, said = await world.ask("POST", f"{sandbox}/execs", body, idempotency_key="one")
-        execs = (await world.ask("GET", f"{sandbox}/execs"))[1]["items"]
-        assert (status, [one["id"] for one in execs]) == (200, [said["id"]])
-
-    async def test_what_cannot_be_known_is_said(self, world: World, monkeypatch: Any) -> None:
-        sandbox = await world.sandbox()
-        with monkeypatch.context() as broken:
-            broken.setattr(world.app.state.idempotency, "finish", _fail)
-            await world.ask("POST", f"{sandbox}/snapshots", idempotency_key="one")
-        status, said = await world.ask("POST", f"{sandbox}/snapshots", idempotency_key="one")
-        assert (status, said["error"]["code"]) == (409, "unknown_outcome")
-        assert len((await world.ask("GET", f"{sandbox}/snapshots"))[1]["items"]) == 1
-
-    async def test_without_a_store_it_is_refused(self, world: World) -> None:
-        world.app.state.idempotency = None
-        status, _ = await world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one")
-        assert status == 501
-
-    def test_an_endpoint_takes_its_request(self) -> None:
-        async def bare() -> Any: ...
-
-        with pytest.raises(TypeError):
-            idempotency.once(bare, None)
-
-
-async def _fail(*_: object) -> None:
-    raise RuntimeError("the power went out")
-
-
-class TestProjects:
-    async def test_a_developer_makes_things_in_his_project(self, world: World) -> None:
-        theirs = {"authorization": f"Bearer {KEY}p"}
-        _, said = await world.ask("POST", "/v1/sandboxes", {}, **theirs)
-        assert said["spec"]["project"] == "ours"
-        _, said = await world.ask("POST", "/v1/sandboxes", {"spec": {}}, **theirs)
-        assert said["spec"]["project"] == "ours"
-        for body in ({"project": "other"}, {"spec": {"project": "other"}}):
-            assert (await world.ask("POST", "/v1/sandboxes", body, **theirs))[0] == 403
-        _, said = await world.ask("POST", "/v1/sandboxes", {"project": "other"})
-        assert said["spec"]["project"] == "other"
-
-    @pytest.mark.parametrize(
-        "body",
-        [
-            {"labels": {"dsec.request": "x"}},
-            {"spec": {"labels": {"dsec.request": "x"}}},
-            {"volumes": ["./here:/there"]},
-            {"spec": {}, "ttl": 5},
-            {"snapshot": "sn-" + "a" * 26},
-            {"limits": {"memory_mib": 1}},
-        ],
-    )
-    async def test_what_nobody_may_ask_for(self, world: World, body: Any) -> None:
-        status, said = await world.ask("POST", "/v1/sandboxes", body)
-        assert (status, said["error"]["code"]) == (400, "bad_request")
-
-
-class TestStop:
-    async def test_what_runs_is_answered_and_streams_end(self) -> None:
-        async with opened() as world:
-            sandbox = await world.sandbox()
-            running = asyncio.ensure_future(world.ask("POST", f"{sandbox}/execs", {"argv": ["sleep", "0.3"]}))
-            waiting = asyncio.ensure_future(world.ask("GET", f"{sandbox}/wait?timeout=60"))
-            await until(lambda: world.app.door.running == 2)
-            stopping = asyncio.ensure_future(world.listener.stop(world.engine.close, drain=5))
-            await until(world.app.door.stop.is_set)
-            async with world.client.get(world.url("/v1/sandboxes")) as answer:
-                assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-            assert (await waiting)[0] == 200
-            assert (await running)[0] == 200
-            await stopping
-
-
-class TestPlaces:
-    def test_other_machines_are_kept_out(self, tmp_path: Path) -> None:
-        for host in ("0.0.0.0", "::", "192.0.2.1", "example.com"):
-            with pytest.raises(Denied):
-                Place(home=tmp_path, host=host)
-            Place(home=tmp_path, host=host, insecure_host=True)
-        for host in ("127.0.0.1", "::1", "localhost", "127.9.9.9", ""):
-            Place(home=tmp_path, host=host)
-
-    async def test_a_socket_of_the_dead_is_replaced(self, tmp_path: Path) -> None:
-        path = tmp_path / "dsec.sock"
-
-        def check() -> None:
-            first, inode = unix_socket(path)
-            assert path.stat().st_mode & 0o777 == 0o600
-            with pytest.raises(Conflict):
-                unix_socket(path)
-            first.close()
-            second, other = unix_socket(path)
-            forget_socket(path, inode if inode != other else -1)
-            assert path.exists()
-            forget_socket(path, other)
-            assert not path.exists()
-            second.close()
-            path.write_text("mine")
-            with pytest.raises(Conflict):
-                unix_socket(path)
-
-        await asyncio.to_thread(check)
 
 
 class TestDocument:
