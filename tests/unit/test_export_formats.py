@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -248,7 +249,7 @@ def test_cef_escapes_what_it_must() -> None:
 # OCSF
 
 
-@pytest.fixture(scope="module")
+@cache
 def validators() -> dict[int, Draft202012Validator]:
     source = get_ocsf_schema(VERSION)
     schema = OcsfJsonSchemaEmbedded(source)
@@ -259,27 +260,27 @@ def validators() -> dict[int, Draft202012Validator]:
     return found
 
 
-def checked(validators: dict[int, Draft202012Validator], event: Event) -> dict[str, Any]:
+def checked(event: Event) -> dict[str, Any]:
     document: dict[str, Any] = _strict(FORMATS["ocsf"].render(event, ORIGIN))
-    validator = validators[document["class_uid"]]
+    validator = validators()[document["class_uid"]]
     errors = [f"{'.'.join(map(str, one.path))}: {one.message}" for one in validator.iter_errors(document)]
     assert errors == []
     return document
 
 
 @given(one=records())
-def test_every_event_is_valid_by_the_schema(validators: dict[int, Draft202012Validator], one: Record) -> None:
+def test_every_event_is_valid_by_the_schema(one: Record) -> None:
     for event in (event_of(5, one), abridged(event_of(5, one))):
-        document = checked(validators, event)
+        document = checked(event)
         assert document["metadata"]["uid"] == event.uid
         assert document["raw_data"] == event.data
 
 
-def test_the_schema_refuses_what_is_wrong(validators: dict[int, Draft202012Validator]) -> None:
-    document = checked(validators, event_of(5, record()))
-    assert list(validators[1007].iter_errors({**document, "argv": "x"}))
-    assert list(validators[1007].iter_errors({**document, "type_uid": 1}))
-    assert list(validators[1007].iter_errors({key: document[key] for key in document if key != "process"}))
+def test_the_schema_refuses_what_is_wrong() -> None:
+    document = checked(event_of(5, record()))
+    assert list(validators()[1007].iter_errors({**document, "argv": "x"}))
+    assert list(validators()[1007].iter_errors({**document, "type_uid": 1}))
+    assert list(validators()[1007].iter_errors({key: document[key] for key in document if key != "process"}))
 
 
 def test_names_of_classes_and_activities_are_those_of_the_schema() -> None:
@@ -299,19 +300,17 @@ def test_names_of_classes_and_activities_are_those_of_the_schema() -> None:
             assert activities[number] == name, act
 
 
-def test_what_a_command_is_in_ocsf(validators: dict[int, Draft202012Validator]) -> None:
+def test_what_a_command_is_in_ocsf() -> None:
     intent = record(
         phase=Phase.INTENT, payload={"argv": ["/bin/sh", "-c", HOSTILE], "cwd": "/w", "uid": 1000}
     )
-    begun = checked(validators, event_of(5, intent))
+    begun = checked(event_of(5, intent))
     assert (begun["activity_name"], begun["status"], begun["process"]["name"]) == ("Launch", "Asked", "sh")
     assert begun["process"]["user"] == {"uid": "1000"}
     assert begun["device"]["container"] == {"uid": SANDBOX}
     assert begun["time"] == 1796078905088
     assert begun["process"]["cmd_line"].isprintable()
-    ended = checked(
-        validators, event_of(6, record(payload={"outcome": "timed_out", "exit_code": 9, "duration": 1.5}))
-    )
+    ended = checked(event_of(6, record(payload={"outcome": "timed_out", "exit_code": 9, "duration": 1.5})))
     assert (ended["activity_name"], ended["status"], ended["status_code"]) == (
         "Terminate",
         "Failure",
@@ -320,15 +319,15 @@ def test_what_a_command_is_in_ocsf(validators: dict[int, Draft202012Validator]) 
     assert (ended["exit_code"], ended["duration"]) == (9, 1500)
 
 
-def test_gaps_are_events_that_alert(validators: dict[int, Draft202012Validator]) -> None:
+def test_gaps_are_events_that_alert() -> None:
     for act in (GAP, REWOUND):
-        told = checked(validators, statement(act, 4, 1.0, {"records": 3, "chains": {SANDBOX: 3}}))
+        told = checked(statement(act, 4, 1.0, {"records": 3, "chains": {SANDBOX: 3}}))
         assert (told["class_uid"], told["severity"]) == (1008, "High")
 
 
 @pytest.mark.parametrize("act", sorted(ACTS))
 @pytest.mark.parametrize("phase", Phase)
-def test_every_act_is_valid(validators: dict[int, Draft202012Validator], act: str, phase: Phase) -> None:
+def test_every_act_is_valid(act: str, phase: Phase) -> None:
     kind = ACTS[act]
     payloads: list[dict[str, Json]] = [
         {},
@@ -337,15 +336,13 @@ def test_every_act_is_valid(validators: dict[int, Draft202012Validator], act: st
         {"argv": []},
     ]
     for payload in payloads:
-        document = checked(validators, event_of(1, record(act, payload, phase=phase, ref="")))
+        document = checked(event_of(1, record(act, payload, phase=phase, ref="")))
         assert document["class_uid"] == kind.of.uid
         assert document["type_uid"] == kind.of.uid * 100 + document["activity_id"]
 
 
-def test_an_act_that_nobody_knows_is_exported_all_the_same(
-    validators: dict[int, Draft202012Validator],
-) -> None:
-    document = checked(validators, event_of(1, record("something.new", {"a": 1})))
+def test_an_act_that_nobody_knows_is_exported_all_the_same() -> None:
+    document = checked(event_of(1, record("something.new", {"a": 1})))
     assert (document["class_uid"], document["activity_id"], document["api"]["operation"]) == (
         6003,
         99,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dsec.errors import Busy, DsecError, NotFound, StorageFull, Unsupported
+from dsec.errors import Busy, DsecError, NotFound, RuntimeUnavailable, StorageFull, Unsupported
 from dsec.model.journal import Json, Record
 from dsec.observe.cursor import Cursor, CursorFile
 from dsec.observe.events import GAP, REWOUND, Event, Origin, event_of, statement
@@ -122,7 +122,7 @@ class Exporter:
                     return
                 except _Over as over:
                     raise over.error from over
-                except (NotFound, Busy) as error:  # no journal yet, or it is being replaced
+                except (NotFound, Busy, RuntimeUnavailable) as error:  # no journal yet, or not for now
                     if not self._task.follow:
                         raise
                     self._report(f"the journal: {error.message}; trying again")
@@ -162,7 +162,7 @@ class Exporter:
                     return not self._task.follow
             return True
         finally:
-            source.close()
+            await asyncio.to_thread(source.close)
 
     async def _begin(self, source: Source) -> None:
         after = self._task.after

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import State
-from dsec.stores.chain import prepare
+from dsec.stores.chain import decode, prepare
 from dsec.stores.ledger import Ledger
 from dsec.stores.schema import SEQ_BITS, SEQ_MAX, transaction, translated
 from dsec.stores.writer import Writer
@@ -52,6 +52,23 @@ class Victim(NamedTuple):
     seq: int
     digest: bytes
     position: int
+
+
+def drop_note(last: Sequence[tuple[str, int, bytes, int]]) -> Draft:
+    """The record that names chains which are dropped: name, and number, digest and position of the last record of each."""
+    chains: dict[str, Json] = {name: [seq, digest.hex()] for name, seq, digest, _ in last}
+    # In the order of the names, as the chains are once they are stored: whoever exports finds what it never saw.
+    positions: list[Json] = [position for _, _, _, position in sorted(last)]
+    payload: dict[str, Json] = {"chains": chains, "positions": positions}
+    return Draft(chain=ENGINE, act=ACT, phase=Phase.NOTE, payload=payload)
+
+
+def drops_of(payload: bytes) -> Iterator[tuple[str, int, int]]:
+    """What such a record says: name, number and position of the last record (0: it is of an earlier version)."""
+    facts: Any = decode(payload)
+    positions = facts.get("positions") or [0] * len(facts["chains"])
+    for (name, (seq, _)), position in zip(facts["chains"].items(), positions, strict=True):
+        yield name, seq, position
 
 
 class Retention:
@@ -100,12 +117,7 @@ class Retention:
                 Victim(number, name, seq, *self._newest(number, seq)) for number, name, seq in signed if seq
             ]
         if victims:
-            chains: dict[str, Json] = {one.name: [one.seq, one.digest.hex()] for one in victims}
-            # In the order of the names, as the chains are once they are stored: whoever exports finds what it never saw.
-            positions: list[Json] = [one.position for one in sorted(victims, key=lambda one: one.name)]
-            payload: dict[str, Json] = {"chains": chains, "positions": positions}
-            draft = Draft(chain=ENGINE, act=ACT, phase=Phase.NOTE, payload=payload)
-            note = prepare(draft)
+            note = prepare(drop_note([(one.name, one.seq, one.digest, one.position) for one in victims]))
             self._writer.transact(lambda: self._ledger.append(note))
         return victims
 

@@ -6,14 +6,13 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dsec.errors import NotFound
 from dsec.model.journal import Record
 from dsec.stores import journal_sql as sql
 from dsec.stores import schema
-from dsec.stores.chain import decode
-from dsec.stores.retention import ACT, ENGINE
+from dsec.stores.retention import ACT, ENGINE, drops_of
 from dsec.stores.rows import record_of
 from dsec.stores.schema import translated
 
@@ -73,10 +72,7 @@ class JournalTail:
         with translated():
             rows = self._db.execute(_DROPS, (ENGINE, ACT, after)).fetchall()
         for (payload,) in rows:
-            facts: Any = decode(payload)
-            positions = facts.get("positions") or [0] * len(facts["chains"])  # of an earlier version
-            for (name, (seq, _)), position in zip(facts["chains"].items(), positions, strict=True):
-                yield name, seq, position
+            yield from drops_of(payload)
 
     def position_at(self, since: float) -> int:
         """The position before the first record that is not older (seconds since the epoch)."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dsec.control.exporting import Exporter, Task
+from dsec.control.exporting import Exporter, Source, Task
 from dsec.errors import BadRequest
 from dsec.model.checks import check_count
 from dsec.observe.cursor import CursorFile
@@ -27,6 +27,7 @@ from dsec.observe.formats import FORMATS, LEAST_BYTES, Format
 from dsec.observe.sink import Sink
 from dsec.observe.text import ascii_only
 from dsec.stores.tailing import JournalTail
+from dsec.wiring.journals import remembered
 from dsec.wiring.state import JOURNAL
 
 EXPORTS: Final = "exports"
@@ -88,7 +89,17 @@ def exporter(
         patience=asked.patience,
     )
     cursor = _cursor(home, asked.name) if asked.name else None
-    return Exporter(task, lambda: JournalTail(home / JOURNAL), sink, cursor=cursor, report=report), sink
+    return Exporter(task, lambda: _source(home / JOURNAL), sink, cursor=cursor, report=report), sink
+
+
+def _source(directory: Path) -> Source:
+    """The journal of a home. Blocking."""
+    url = remembered(directory)
+    if not url:
+        return JournalTail(directory)
+    from dsec.stores.postgres.tailing import PostgresTail
+
+    return PostgresTail(url)
 
 
 def _cursor(home: Path, name: str) -> CursorFile:

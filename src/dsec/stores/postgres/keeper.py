@@ -8,7 +8,6 @@ import logging
 from typing import Any, Final
 
 from dsec.errors import DsecError
-from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import State
 from dsec.stores.chain import prepare
 from dsec.stores.checkpoints import MAX_HEADS, CheckpointFile
@@ -18,7 +17,7 @@ from dsec.stores.postgres.book import Book, Sheet
 from dsec.stores.postgres.faults import REFUSALS, is_gone, translate
 from dsec.stores.postgres.line import connect
 from dsec.stores.postgres.writer import Job, Writer
-from dsec.stores.retention import ACT, ENGINE
+from dsec.stores.retention import ENGINE, drop_note
 
 _LOG: Final = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 5.0
@@ -152,11 +151,8 @@ class Keeper:
         def apply(sheet: Sheet, rows: list[Any]) -> list[tuple[int, str, int]]:
             signed = [row for row in rows if row[1] not in self._book.unsigned][:_AT_ONCE]
             if signed:
-                chains: dict[str, Json] = {name: [seq, digest.hex()] for _, name, seq, digest in signed}
-                sheet.append(
-                    prepare(Draft(chain=ENGINE, act=ACT, phase=Phase.NOTE, payload={"chains": chains}))
-                )
-            return [(number, name, seq) for number, name, seq, _ in signed]
+                sheet.append(prepare(drop_note([tuple(row)[1:] for row in signed])))
+            return [(row[0], row[1], row[2]) for row in signed]
 
         return await self._writer.run(Job(apply, names=(ENGINE,), probe=(sql.VICTIMS, (before, most))))
 

@@ -153,13 +153,13 @@ DROP_SPECS: Final = """
 """
 # Each part is in the order of the index on `class`.
 VICTIMS: Final = """
-    SELECT v.number, v.name, r.seq, r.digest FROM (
+    SELECT v.number, v.name, r.seq, r.digest, r.position FROM (
         (SELECT number, name FROM chain WHERE class IS NULL AND name <> 'engine' ORDER BY number LIMIT $2)
         UNION ALL
         (SELECT number, name FROM chain WHERE class = 'gone' AND ended < $1 ORDER BY number LIMIT $2)
         UNION ALL
         (SELECT number, name FROM chain WHERE class = 'failed' AND ended < $1 ORDER BY number LIMIT $2)) v
-        JOIN LATERAL (SELECT seq, digest FROM record WHERE chain = v.number ORDER BY seq DESC LIMIT 1) r ON true
+        JOIN LATERAL (SELECT seq, digest, position FROM record WHERE chain = v.number ORDER BY seq DESC LIMIT 1) r ON true
     ORDER BY v.number LIMIT $2
 """
 NEWEST: Final = "SELECT chain, max(seq) FROM record WHERE chain = ANY($1::bigint[]) GROUP BY chain"
