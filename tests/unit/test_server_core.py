@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,7 @@ from dsec.server.app import ROUTERS
 from dsec.server.bodies import MAX_JSON, read
 from dsec.server.connections import Bounds
 from dsec.server.documents import call_of
+from dsec.server.listening import unix_socket
 from dsec.server.shapes import CreateBody, ExecBody
 from dsec.testing.asking import KEY, World, opened
 from dsec.testing.harness import until
