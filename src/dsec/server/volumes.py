@@ -13,7 +13,14 @@ from dsec.errors import Denied, NotFound
 from dsec.model.checks import shown
 from dsec.model.paging import MOST_IN_PAGE
 from dsec.model.tenants import Principal, Scope
-from dsec.model.volumes import DEFAULT_SIZE_MIB, VolumeInfo, check_project, check_size_mib, check_volume_name
+from dsec.model.volumes import (
+    DEFAULT_PROJECT,
+    DEFAULT_SIZE_MIB,
+    VolumeInfo,
+    check_project,
+    check_size_mib,
+    check_volume_name,
+)
 from dsec.ports.engine import Services
 from dsec.ports.idempotency import Begun
 from dsec.server.bodies import body_of
@@ -47,6 +54,8 @@ def of_project(named: str, caller: Principal) -> str:
     if not named:
         return caller.project
     check_project("project", named)
+    if named == DEFAULT_PROJECT and caller.scope is not Scope.ADMIN:
+        return caller.project  # what clients say when nobody named one
     if caller.scope is not Scope.ADMIN and named != caller.project:
         raise Denied(f"project: this key is of another project than {shown(named)}", hint="leave project out")
     return named

@@ -1,0 +1,100 @@
+"""Two projects on one real server: keys over HTTP, what each finds, and what the journal says of whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dsec.client.aio import AsyncDsec
+from dsec.errors import Denied, DsecError, NotFound, Unauthenticated
+from dsec.model.ids import new_sandbox_id
+from dsec.model.tenants import Quota
+from dsec.wire.problems import to_body
+from dsec.wiring.servers import server
+from dsec.wiring.serving import Place, Running, serving
+from dsec.wiring.settings import Settings
+from dsec.wiring.tenants import shared
+
+
+@asynccontextmanager
+async def running_in(tmp_path: Path) -> AsyncIterator[Running]:
+    settings = Settings(
+        home=tmp_path / "engine", images=tmp_path / "store", pool=0, shelf=0, pool_bytes=2**28
+    )
+    async with serving(Place(home=tmp_path, port=0), settings, shared) as found:
+        yield found
+
+
+def of(running: Running, key: str) -> AsyncDsec:
+    return AsyncDsec(server(running.url, key))
+
+
+def owner(running: Running) -> AsyncDsec:
+    return AsyncDsec(server(f"unix://{running.socket}", ""))
+
+
+def test_two_projects_are_strangers_and_every_act_has_its_key(tmp_path: Path) -> None:
+    asyncio.run(_two_projects(tmp_path))
+
+
+async def _two_projects(tmp_path: Path) -> None:
+    async with running_in(tmp_path) as running, owner(running) as boss:
+        ours = await boss.keys.create(project="ours")
+        theirs = await boss.keys.create(project="theirs")
+        async with of(running, ours.key) as mine, of(running, theirs.key) as other:
+            sb = await mine.sandboxes.create(level="process")
+            assert (await sb.exec(["echo", "hi"])).stdout == b"hi\n"
+            answers = []
+            for id in (sb.id, new_sandbox_id()):
+                with pytest.raises(NotFound) as caught:
+                    await other.sandboxes.get(id)
+                answers.append(repr(to_body(caught.value)).replace(id, "ID"))
+            assert answers[0] == answers[1]
+            assert await other.sandboxes.list() == ()
+            with pytest.raises(Denied):
+                await other.keys.list()
+            actors = {record.act: record.actor for record in await sb.events()}
+            assert actors["sandbox.create"] == actors["exec"] == ours.info.id
+            assert [info.id for info in await boss.sandboxes.list()] == [sb.id]
+            assert (await boss.sandboxes.list())[0].spec.project == "ours"
+            await boss.keys.revoke(ours.info.id)
+            with pytest.raises(Unauthenticated):
+                await mine.sandboxes.list()
+            await (await boss.sandboxes.get(sb.id)).destroy()
+
+
+def test_without_a_good_key_nothing_is_told(tmp_path: Path) -> None:
+    asyncio.run(_no_key(tmp_path))
+
+
+async def _no_key(tmp_path: Path) -> None:
+    async with running_in(tmp_path) as running:
+        for key in ("", "dsec_" + "x" * 43, "nonsense"):
+            async with of(running, key) as nobody:
+                with pytest.raises(Unauthenticated):
+                    await nobody.sandboxes.list()
+
+
+def test_keys_and_quotas_live_on_when_the_server_is_opened_again(tmp_path: Path) -> None:
+    asyncio.run(_opened_again(tmp_path))
+
+
+async def _opened_again(tmp_path: Path) -> None:
+    async with running_in(tmp_path) as running, owner(running) as boss:
+        made = await boss.keys.create(project="ours")
+        await boss.projects.set("ours", Quota(sandboxes=0, rate=50.0))
+        async with of(running, made.key) as mine:
+            assert await mine.volumes.list() == (), "who names no project means his own"
+    async with running_in(tmp_path) as running:
+        async with of(running, made.key) as mine:
+            assert [each.name for each in await mine.projects.list()] == ["ours"]
+            assert (await mine.projects.get("ours")).quota.rate == 50.0
+            with pytest.raises(DsecError) as caught:
+                await mine.projects.get("default")
+            assert caught.value.code == "not_found"
+        async with owner(running) as boss:
+            assert [each.id for each in await boss.keys.list()] == [made.info.id]
