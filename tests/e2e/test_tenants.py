@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from dsec.client.aio import AsyncDsec
-from dsec.errors import Denied, DsecError, NotFound, Unauthenticated
+from dsec.errors import Denied, DsecError, NotFound, StoreDamaged, Unauthenticated
 from dsec.model.ids import new_sandbox_id
 from dsec.model.tenants import Quota
 from dsec.wire.problems import to_body
 from dsec.wiring.servers import server
 from dsec.wiring.serving import Place, Running, serving
 from dsec.wiring.settings import Settings
-from dsec.wiring.tenants import shared
+from dsec.wiring.tenants import go_on_without, shared
 
 
 @asynccontextmanager
@@ -98,3 +98,25 @@ async def _opened_again(tmp_path: Path) -> None:
             assert caught.value.code == "not_found"
         async with owner(running) as boss:
             assert [each.id for each in await boss.keys.list()] == [made.info.id]
+
+
+def test_a_lost_control_database_is_refused_until_somebody_goes_on_without_it(tmp_path: Path) -> None:
+    made = asyncio.run(_with_key(tmp_path))
+    for path in (tmp_path / "engine/control").iterdir():
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="is not there"):
+            asyncio.run(_with_key(tmp_path))
+    asyncio.run(go_on_without(tmp_path / "engine"))
+    asyncio.run(_refused(tmp_path, made))
+
+
+async def _with_key(tmp_path: Path) -> str:
+    async with running_in(tmp_path) as running, owner(running) as boss:
+        return (await boss.keys.create()).key
+
+
+async def _refused(tmp_path: Path, key: str) -> None:
+    async with running_in(tmp_path) as running, of(running, key) as nobody:
+        with pytest.raises(Unauthenticated):
+            await nobody.sandboxes.list()
