@@ -11,15 +11,12 @@ from dsec.errors import Busy, Denied, DsecError, RuntimeUnavailable, StorageFull
 
 WHAT: Final = "the journal's database"
 _FULL: Final = ("53100", "53200")  # disk, memory
-_GONE: Final = (
-    "57P01",
-    "57P02",
-    "57P03",
-    "57P05",
-    "53300",
-)  # shut down, crashed, starting up, idle too long, too many
+# Shut down, crashed, starting up, idle too long, too many.
+_GONE: Final = ("57P01", "57P02", "57P03", "57P05", "53300")
 _DENIED: Final = ("42501", "25006", "28000", "28P01", "3D000")
-REFUSALS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError)
+# Of a connection that is closed, or that broke in the middle of something.
+_CLIENT: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError)
+REFUSALS: Final = (asyncpg.PostgresError, *_CLIENT, OSError, asyncio.TimeoutError)
 """Everything that a statement, or a connection, may raise."""
 
 
@@ -29,9 +26,7 @@ def is_gone(error: BaseException) -> bool:
         return True
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate) in _GONE
-    return isinstance(
-        error, asyncpg.InterfaceError
-    )  # "connection is closed", "another operation is in progress"
+    return isinstance(error, _CLIENT)
 
 
 def translate(error: BaseException) -> DsecError:

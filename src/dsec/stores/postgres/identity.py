@@ -72,7 +72,7 @@ async def _bring_up(url: str) -> None:
     engine = create_async_engine(
         make_url(url).set(drivername="postgresql+asyncpg"),
         poolclass=NullPool,
-        connect_args={"server_settings": {"search_path": SCHEMA}},
+        connect_args={"server_settings": {"search_path": SCHEMA, "synchronous_commit": "on"}},
     )
     try:
         async with engine.begin() as connection:

@@ -14,7 +14,7 @@ from dsec.stores.checkpoints import MAX_HEADS, CheckpointFile
 from dsec.stores.keeper import Pace
 from dsec.stores.postgres import sql
 from dsec.stores.postgres.book import Book, Sheet
-from dsec.stores.postgres.faults import REFUSALS, is_gone, translate
+from dsec.stores.postgres.faults import REFUSALS, is_gone, translate, unreachable
 from dsec.stores.postgres.line import connect
 from dsec.stores.postgres.writer import Job, Writer
 from dsec.stores.retention import ENGINE, drop_note
@@ -47,11 +47,13 @@ class Flusher:
             try:
                 if self._connection is None or self._connection.is_closed():
                     self._connection = await connect(self._url, synchronous_commit="on")
-                await self._connection.execute(sql.FLUSH)
+                status = await self._connection.execute(sql.FLUSH, position)
             except REFUSALS as error:
                 if is_gone(error):
                     await self.close()
                 raise translate(error) from error
+            if status != "UPDATE 1":
+                raise unreachable("it was restarted just now")  # the writer stores what was lost again
             self._writer.flushed(position)
 
     async def close(self) -> None:

@@ -139,6 +139,7 @@ class Parts:
         await identity.check_tables(connection)
         mine = hashlib.sha256(self.public.public_bytes_raw()).digest()
         async with connection.transaction():
+            await connection.execute("SET LOCAL synchronous_commit = on")  # whose it is outlives the server
             marks = marks_of([tuple(row) for row in await connection.fetch(sql.MARKS)])
             known = await connection.fetchval(_MINE)
             if known is None and marks["checkpoint"][0] == 0:
@@ -176,7 +177,7 @@ class Parts:
         try:
             return await asyncpg.create_pool(
                 connect=lambda *_, **__: connect(self.url, default_transaction_read_only="on"),
-                min_size=1,
+                min_size=0,
                 max_size=READERS,
                 max_inactive_connection_lifetime=0,
             )

@@ -122,7 +122,10 @@ NUMBERS: Final = """
 """
 MARKS: Final = "SELECT name, number, digest FROM mark"
 MARK: Final = "UPDATE mark SET number = $2, digest = $3 WHERE name = $1"
-FLUSH: Final = "UPDATE mark SET number = number + 1 WHERE name = 'flush'"
+# Of a server that crashed meanwhile, and does not have those records, it changes nothing.
+FLUSH: Final = """
+    UPDATE mark SET number = number + 1 WHERE name = 'flush' AND (SELECT max(position) FROM record) >= $1
+"""
 COUNTS: Final = """
     SELECT project, class, count(*) FROM chain WHERE project IS NOT NULL AND class <> 'live' GROUP BY project, class
     UNION ALL
