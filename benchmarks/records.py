@@ -16,17 +16,17 @@ import resource
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from dsec.model.ids import SandboxId, new_sandbox_id, new_session_id
+from dsec.errors import UnknownOutcome
+from dsec.model.ids import SandboxId, new_exec_id, new_sandbox_id, new_session_id
 from dsec.model.sandbox import Flag, SandboxInfo, SandboxSpec, State
 from dsec.node.drafts import created, exec_failure
-from dsec.errors import UnknownOutcome
-from dsec.model.ids import new_exec_id
 from dsec.stores.journal import SqliteStore
+from dsec.stores.postgres.store import PostgresStore
 
 PROJECTS = 100
 LIVE = 1000
@@ -86,7 +86,9 @@ def specs() -> list[SandboxSpec]:
     ]
 
 
-async def fill(store: SqliteStore, count: int, state: State, seen: list[SandboxId]) -> list[float]:
+async def fill(
+    store: SqliteStore | PostgresStore, count: int, state: State, seen: list[SandboxId]
+) -> list[float]:
     """Add so many; seconds of each batch."""
     made, times = specs(), []
     for start in range(0, count, BATCH):
@@ -108,7 +110,7 @@ async def timed(times: int, act: Callable[[], Awaitable[object]]) -> list[float]
     return found
 
 
-async def look(store: SqliteStore, figures: Figures, seen: list[SandboxId]) -> None:
+async def look(store: SqliteStore | PostgresStore, figures: Figures, seen: list[SandboxId]) -> None:
     """The reads that people and the reaper make."""
     chance = random.Random(1)
     figures.spread("get", await timed(3000, lambda: store.get(chance.choice(seen))))
@@ -132,7 +134,7 @@ async def look(store: SqliteStore, figures: Figures, seen: list[SandboxId]) -> N
     figures.spread("tail_1000", await timed(50, lambda: store.tail(chance.randrange(len(seen) * 50))))
 
 
-async def act(store: SqliteStore, figures: Figures, seen: list[SandboxId]) -> None:
+async def act(store: SqliteStore | PostgresStore, figures: Figures, seen: list[SandboxId]) -> None:
     """Appends and moves, as a command and a wake-up make them, to those that nobody touched for long."""
     chance = random.Random(2)
     error = UnknownOutcome("an example")
@@ -153,7 +155,9 @@ async def act(store: SqliteStore, figures: Figures, seen: list[SandboxId]) -> No
     figures.spread("wake_move", await timed(len(cold), wake))
 
 
-async def run(home: Path, count: int, opened: Callable[[Path], Awaitable[SqliteStore]]) -> Figures:
+async def run(
+    home: Path, count: int, opened: Callable[[Path], Awaitable[SqliteStore | PostgresStore]]
+) -> Figures:
     figures, seen = Figures(), list[SandboxId]()
     store = await opened(home)
     begun = time.perf_counter()
@@ -181,14 +185,20 @@ async def sqlite(home: Path) -> SqliteStore:
     return await SqliteStore.open(home / "state", key=home / "key", engine_id="en-bench")
 
 
+async def postgres(url: str, home: Path) -> PostgresStore:
+    return await PostgresStore.open(url, home / "state", key=home / "key", engine_id="en-bench")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, default=300_000)
     parser.add_argument("--directory", type=Path, default=None)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--database", default="", help="an empty database of PostgreSQL; SQLite unless told")
     arguments = parser.parse_args()
+    opened = partial(postgres, arguments.database) if arguments.database else sqlite
     with tempfile.TemporaryDirectory(dir=arguments.directory) as home:
-        figures = asyncio.run(run(Path(home), arguments.n, sqlite))
+        figures = asyncio.run(run(Path(home), arguments.n, opened))
     if arguments.json:
         machine = {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
         print(json.dumps({"machine": machine, "environments": arguments.n, "figures": figures.values}))
