@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -163,7 +164,8 @@ def audit_export(
     )
 
     async def work(signals: Signals) -> int:
-        export, sink = exporter(engine_home(), asked, version=dsec.__version__, write=_write, report=note)
+        make = partial(exporter, engine_home(), asked, version=dsec.__version__, write=_write, report=note)
+        export, sink = await asyncio.to_thread(make)
         ender = Ender(export, sink, asyncio.current_task())
         with signals.to(ender.take):
             await export.run()
