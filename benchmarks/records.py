@@ -177,8 +177,12 @@ async def run(
     await look(store, figures, seen)
     await store.close()
     figures.put("rss_mb", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    figures.put("files_mb", sum(path.stat().st_size for path in home.rglob("*") if path.is_file()) / 2**20)
+    figures.put("files_mb", await asyncio.to_thread(_megabytes, home))
     return figures
+
+
+def _megabytes(home: Path) -> float:
+    return sum(path.stat().st_size for path in home.rglob("*") if path.is_file()) / 2**20
 
 
 async def sqlite(home: Path) -> SqliteStore:
