@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from dsec.client.aio import AsyncDsec
+from dsec.core.residence import ALL_STAY, Residence
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Level
 from dsec.node.engine import Engine
@@ -37,6 +38,7 @@ class Harness:
     engine: Engine = field(init=False)
     durable: bool = False
     retry: float = 0.01
+    residence: Residence = ALL_STAY
 
     def __post_init__(self) -> None:
         self.store = MemoryStore(lambda: self.clock.now().wall)
@@ -60,6 +62,8 @@ class Harness:
             durable=self.durable,
             clock=None if self.system_clock else self.clock,
             retry=self.retry,
+            residence=self.residence,
+            memory_left=lambda: 1.0,
         )
         self.runtime.on_ended = self.engine.ended
         return await self.engine.open()
