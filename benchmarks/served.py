@@ -39,15 +39,15 @@ PATIENCE: Final = 60.0
 def served(*, pool: int) -> Iterator[tuple[str, str]]:
     """A server of its own: its URL, and a key of scope admin."""
     with tempfile.TemporaryDirectory(prefix="dsec-bench-") as home:
-        port = _free_port()
+        port = free_port()
         environment = {**os.environ, "DSEC_HOME": home}
         command = [sys.executable, "-m", "dsec", "serve", "--port", str(port), "--pool", str(pool)]
         with (Path(home) / "serve.out").open("wb") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         url = f"http://127.0.0.1:{port}"
         try:
-            _answers(url, process, Path(home) / "serve.out")
-            key = _key(environment)
+            answers(url, process, Path(home) / "serve.out")
+            key = new_key(environment)
             yield url, key
         finally:
             with Dsec(url, api_key=key) as dsec:
@@ -57,13 +57,13 @@ def served(*, pool: int) -> Iterator[tuple[str, str]]:
             process.wait(PATIENCE)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -75,7 +75,7 @@ def _answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(0.05)
 
 
-def _key(environment: dict[str, str]) -> str:
+def new_key(environment: dict[str, str]) -> str:
     made = subprocess.run(
         [sys.executable, "-m", "dsec", "key", "create", "--scope", "admin", "--json"],
         env=environment,

@@ -296,4 +296,4 @@ async def test_a_paused_one_and_a_level_without_network(world: World) -> None:
         pytest.skip("no level `process` here")
     with pytest.raises(Unsupported):
         await world.engine.ports.connect(plain.id, PORT)
-    assert (await world.get(world.path(plain), "admin"))[0] == 501
+    assert (await world.get(world.path(plain), "admin"))[0] == 422

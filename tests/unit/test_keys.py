@@ -25,6 +25,7 @@ from dsec.model.tenants import Coinage, KeyInfo, Quota, Scope
 from dsec.ports.engine import Services
 from dsec.stores.control.store import ControlStore, open_control
 from dsec.testing.fakes import MemoryStore
+from dsec.testing.idempotency import FakeIdempotency
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +42,9 @@ class House:
         self.refusals = Refusals(journal, lambda: self.now)
         self.ring = Keyring(store, self.look, self.refusals, clock=lambda: self.now)
         self.tenants = Tenants(store, journal, self.ring, self.look, clock=lambda: self.now)
-        self.gate = TenantGate(self.ring, Rates(lambda: self.now), self.tenants, self.scoped)
+        self.gate = TenantGate(
+            self.ring, Rates(lambda: self.now), self.tenants, self.scoped, FakeIdempotency()
+        )
         find = store.find
 
         async def counted(digest: bytes) -> KeyInfo | None:

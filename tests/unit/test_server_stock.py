@@ -461,7 +461,7 @@ class TestRest:
         assert (await world.ask("GET", "/v1/pool", key=DEVELOPER))[1]["ready"] == 0
         assert (await world.ask("POST", "/v1/pool/warm", {"count": 1}, key=DEVELOPER))[0] == 403
         status, said = await world.ask("POST", "/v1/pool/warm", {"count": 1})
-        assert (status, said["error"]["code"]) == (501, "unsupported")  # the fake keeps none
+        assert (status, said["error"]["code"]) == (422, "unsupported")  # the fake keeps none
         assert (await world.ask("POST", "/v1/pool/warm", {"count": -1}))[0] == 400
 
     async def test_problems(self, world: World) -> None:

@@ -15,6 +15,8 @@ from dsec.cli.codes import SIGNALLED
 from dsec.cli.output import note
 from dsec.cli.session import WAIT, engine_home, taken
 from dsec.core.residence import SERVED, Residence
+from dsec.model.admission import AT_ONCE, QUEUE
+from dsec.model.alerts import Alert
 from dsec.stores.schema import Durability
 from dsec.wiring.serving import Place, Running, serving
 from dsec.wiring.settings import Settings, host_paths_of
@@ -61,6 +63,31 @@ def serve(
             help="What acknowledged things survive: `process` (kill -9) or `disk` (power loss).",
         ),
     ] = "process",
+    database: Annotated[
+        str,
+        typer.Option(
+            "--database",
+            envvar="DSEC_DATABASE",
+            help="postgresql://... keeps records and keys there. [default: SQLite in the home, or where they were kept last]",
+            show_envvar=True,
+            show_default=False,
+        ),
+    ] = "",
+    creations: Annotated[
+        int, typer.Option("--creations", min=1, max=1024, help="Sandboxes that are made at the same time.")
+    ] = AT_ONCE,
+    queue: Annotated[
+        int, typer.Option("--queue", min=0, help="Creations that may wait; beyond it they are busy at once.")
+    ] = QUEUE,
+    alert: Annotated[
+        str,
+        typer.Option(
+            "--alert",
+            envvar="DSEC_ALERT",
+            help="Who is told of problems: a URL, or the absolute path of a program.",
+            show_envvar=True,
+        ),
+    ] = "",
     freeze: Annotated[
         float,
         typer.Option(
@@ -102,9 +129,20 @@ def serve(
         host_paths=host_paths_of(os.environ.get("DSEC_HOST_PATHS")),
         durability=_durability(durability),
         residence=Residence(freeze=freeze, hibernate=hibernate),
+        database=database,
+        creations=creations,
+        creation_queue=queue,
+        alert=_alert(alert),
     )
     with taken(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(place, settings, until_idle))
+
+
+def _alert(text: str) -> Alert | None:
+    """Raises: BadRequest."""
+    if not text:
+        return None
+    return Alert(command=(text,)) if text.startswith("/") else Alert(url=text)
 
 
 def _durability(text: str) -> Durability:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,10 +17,13 @@ from dsec.model.tenants import Principal, Scope
 from dsec.ports.admission import QuotaSource
 from dsec.ports.engine import Services
 from dsec.ports.gate import Gate
+from dsec.ports.idempotency import IdempotencyStore
 
 log: Final = logging.getLogger("dsec.gate")
 TEND_SECONDS: Final = 10.0
 SWEEP_EACH: Final = 6  # times
+REMEMBERED: Final = 86_400.0  # seconds for which a request is known again by its key
+_SWEPT: Final = 20_000  # of those in one sweep: more than a minute brings
 _MOST: Final = 4096  # views of the engine that are kept, those that were used last
 
 Scoped = Callable[[Principal], Services]
@@ -29,14 +33,17 @@ class TenantGate(Gate):
     """See the module.
 
     Args:
-        scoped: makes a principal's view of the engine.
+        scoped: makes a principal's view of the engine. calls: of which those that are a day old are forgotten.
     """
 
-    def __init__(self, ring: Keyring, rates: Rates, quotas: QuotaSource, scoped: Scoped) -> None:
+    def __init__(
+        self, ring: Keyring, rates: Rates, quotas: QuotaSource, scoped: Scoped, calls: IdempotencyStore
+    ) -> None:
         self.ring = ring
         self._rates = rates
         self._quotas = quotas
         self._scoped = scoped
+        self._calls = calls
         self._views: OrderedDict[Principal, Services] = OrderedDict()
 
     async def principal(self, key: str) -> Principal:
@@ -66,6 +73,7 @@ class TenantGate(Gate):
                 await self.ring.write()
                 if not turn:
                     await self.ring.sweep()
+                    await self._calls.sweep(time.time() - REMEMBERED, _SWEPT)
             except DsecError as error:  # it is tried again, and whoever asks for something is told himself
                 log.warning("keys: %s", error)
 

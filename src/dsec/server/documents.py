@@ -21,7 +21,7 @@ EVENTS: Final = "text/event-stream"
 TAR: Final = "application/x-tar"
 _MARK: Final = "__dsec_call__"
 _REF: Final = "#/components/schemas/{name}"
-_ALWAYS: Final = (400, 401, 403, 404, 409, 410, 413, 429, 500, 501, 502, 503, 504, 507)
+_ALWAYS: Final = (400, 401, 403, 404, 409, 410, 413, 422, 429, 500, 502, 503, 504, 507)
 _WORDS: Final[Mapping[int, str]] = {
     200: "Done",
     201: "Made",
@@ -35,10 +35,9 @@ _WORDS: Final[Mapping[int, str]] = {
     409: "It exists, or is in a state in which this cannot be done; or its outcome is unknown",
     410: "The sandbox died",
     413: "Larger than the stated bound",
-    422: "It was done, and did not succeed",
+    422: "It cannot be had here, or it was done and did not succeed",
     429: "A bound is reached now; `Retry-After` says when to ask again",
     500: "The server failed",
-    501: "It cannot be had here",
     502: "A sandbox's init broke the protocol",
     503: "The machinery failed, or the server is stopping",
     504: "A limit of time passed",
@@ -87,16 +86,18 @@ def call(
     also: Mapping[int, Any] | None = None,
     creates: bool = False,
     recover: Recover | None = None,
+    findable: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
     """Say what an endpoint takes and answers; goes below the router's decorator.
 
     Args:
         creates: the endpoint makes something: with an ``Idempotency-Key`` it does so once. recover: finds what an interrupted try made.
+        findable: it does for certain, so that the answer need not wait until it is recorded.
     """
     told = Call(body=body, needed=needed, answers={status: answer, **(also or {})}, creates=creates)
 
     def mark(endpoint: Endpoint) -> Endpoint:
-        marked = once(endpoint, recover) if creates else endpoint
+        marked = once(endpoint, recover, findable=findable) if creates else endpoint
         setattr(marked, _MARK, told)
         return marked
 

@@ -57,7 +57,7 @@ async def _found(
     operation_id="exec",
     summary="Run a command: the answer is its result, or with wait=false its id.",
 )
-@call(body=ExecBody, answer=ExecAnswer, also={201: Started}, creates=True, recover=_found)
+@call(body=ExecBody, answer=ExecAnswer, also={201: Started}, creates=True, recover=_found, findable=True)
 async def run(request: Request, sandbox: str, services: Engine, caller: Caller) -> Response:
     del caller
     which = parse_sandbox_id(sandbox)

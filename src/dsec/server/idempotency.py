@@ -1,15 +1,17 @@
 """Creating calls with an ``Idempotency-Key``: done once, however often they are asked.
 
-The key is stored before the act and its answer after it. When something came between the two, the next one who asks is answered by what the first
-try made, which carries the request's mark; where nobody can know that, the answer is ``unknown_outcome``.
+The key is stored before the act and its answer after it: before the answer is given, or, where what was made can be found again, while it is
+given. When something came between the two, the next one who asks is answered by what the first try made, which carries the request's mark; where
+nobody can know that, the answer is ``unknown_outcome``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from hashlib import sha256
 from typing import Any, Final, Protocol
@@ -28,6 +30,7 @@ from dsec.server.failures import failure
 
 Endpoint = Callable[..., Awaitable[Response]]
 
+log: Final = logging.getLogger("dsec.server")
 HEADER: Final = "idempotency-key"
 REPLAY: Final = "idempotent-replay"
 MARK: Final = "dsec.request"
@@ -71,6 +74,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, str], asyncio.Event] = {}
+        self._landing: set[asyncio.Task[None]] = set()
 
     async def enter(self, name: tuple[str, str]) -> None:
         """Wait until nobody else does it."""
@@ -81,14 +85,32 @@ class Flights:
     def leave(self, name: tuple[str, str]) -> None:
         self._of.pop(name).set()
 
+    def land(self, name: tuple[str, str], recording: Coroutine[Any, Any, None]) -> None:
+        """Leave when the answer is recorded; whoever asks the same meanwhile waits for that."""
+        task = asyncio.get_running_loop().create_task(self._recorded(name, recording))
+        self._landing.add(task)
+        task.add_done_callback(self._landing.discard)
+
+    async def _recorded(self, name: tuple[str, str], recording: Coroutine[Any, Any, None]) -> None:
+        try:
+            await recording
+        except DsecError as error:  # then what was made is looked for
+            log.warning("the answer of a request is not recorded: %s", error)
+        finally:
+            self.leave(name)
+
 
 def mark_of(request: Request) -> str:
     """The mark that what it makes is to carry, "" = none."""
     return str(request.scope.get(MARK, ""))
 
 
-def once(endpoint: Endpoint, recover: Recover | None) -> Endpoint:
-    """The same endpoint, which with an ``Idempotency-Key`` does a thing once. It takes ``request``."""
+def once(endpoint: Endpoint, recover: Recover | None, *, findable: bool = False) -> Endpoint:
+    """The same endpoint, which with an ``Idempotency-Key`` does a thing once. It takes ``request``.
+
+    Args:
+        findable: ``recover`` finds what was made for certain, so that the answer need not wait until it is recorded.
+    """
     if "request" not in inspect.signature(endpoint).parameters:
         raise TypeError(f"{endpoint.__name__} has no parameter `request`")
 
@@ -98,13 +120,19 @@ def once(endpoint: Endpoint, recover: Recover | None) -> Endpoint:
         key = request.headers.get(HEADER)
         if key is None:
             return await endpoint(**arguments)
-        return await _guarded(endpoint, recover, request, key, arguments)
+        return await _guarded(endpoint, recover, request, key, arguments, later=findable)
 
     return guarded
 
 
 async def _guarded(
-    endpoint: Endpoint, recover: Recover | None, request: Request, key: str, arguments: dict[str, Any]
+    endpoint: Endpoint,
+    recover: Recover | None,
+    request: Request,
+    key: str,
+    arguments: dict[str, Any],
+    *,
+    later: bool,
 ) -> Response:
     store = getattr(request.app.state, "idempotency", None)
     if not isinstance(store, IdempotencyStore):
@@ -117,6 +145,7 @@ async def _guarded(
     name = (caller.project, key)
     flights: Flights = request.app.state.flights
     await flights.enter(name)
+    landing: Coroutine[Any, Any, None] | None = None
     try:
         begun = await store.begin(*name, digest)
         if begun.answer is not None:
@@ -129,9 +158,18 @@ async def _guarded(
                 await store.finish(*name, _recorded(found))
                 return _replayed(_recorded(found))
         fresh = Request(request.scope, _again(raw, request.receive))
-        return await _done(store, name, endpoint, {**arguments, "request": fresh})
+        answer = await _done(store, name, endpoint, {**arguments, "request": fresh})
+        recording = store.finish(*name, _recorded(answer))
+        if later:
+            landing = recording
+        else:
+            await recording
+        return answer
     finally:
-        flights.leave(name)
+        if landing is None:
+            flights.leave(name)
+        else:
+            flights.land(name, landing)
 
 
 async def _done(
@@ -139,15 +177,13 @@ async def _done(
 ) -> Response:
     """Do it. What failed and may have been done all the same stays begun: the next one who asks looks for it."""
     try:
-        answer = await endpoint(**arguments)
+        return await endpoint(**arguments)
     except DsecError as error:
         if error.code in _HARMLESS:
             await store.forget(*name)
         elif isinstance(error, UnknownOutcome):
             await store.finish(*name, _recorded(failure(error)))
         raise
-    await store.finish(*name, _recorded(answer))
-    return answer
 
 
 async def _recovered(

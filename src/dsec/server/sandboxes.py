@@ -31,7 +31,15 @@ Reason = Annotated[str, Query(min_length=1, max_length=200)]
 @router.post(
     "", operation_id="createSandbox", summary="Make a sandbox, completely or not at all.", status_code=201
 )
-@call(body=CreateBody, needed=False, answer=SandboxInfo, status=201, creates=True, recover=recovery.created)
+@call(
+    body=CreateBody,
+    needed=False,
+    answer=SandboxInfo,
+    status=201,
+    creates=True,
+    recover=recovery.created,
+    findable=True,
+)
 async def create(request: Request, services: Engine, caller: Caller) -> Response:
     body = await body_of(request, CreateBody)
     spec, snapshot = await meant(body, services, caller, mark_of(request))
@@ -62,7 +70,7 @@ def without_snapshot(spec: SandboxSpec, snapshot: SnapshotId | None) -> SandboxS
     summary="Write down many sandboxes that are alike; the first act in each makes it.",
     status_code=201,
 )
-@call(body=BatchBody, answer=Ids, status=201, creates=True, recover=recovery.batch)
+@call(body=BatchBody, answer=Ids, status=201, creates=True, recover=recovery.batch, findable=True)
 async def batch(request: Request, services: Engine, caller: Caller) -> Response:
     body = await body_of(request, BatchBody)
     spec, snapshot = await meant(body, services, caller, mark_of(request))

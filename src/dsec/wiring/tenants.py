@@ -24,6 +24,7 @@ from dsec.ports.tenants import Cursors, KeyRecords
 from dsec.wiring.admission import Reception
 from dsec.wiring.engines import Inside, open_engine, open_journal
 from dsec.wiring.figures import bytes_below, meters_of
+from dsec.wiring.journals import remembered
 from dsec.wiring.serving import Behind
 from dsec.wiring.settings import Settings
 from dsec.wiring.state import JOURNAL, durable_state
@@ -87,7 +88,7 @@ async def gate_over(
         place: what the engine gave its own templates. room: makes the templates of a project; see :class:`~dsec.wiring.engines.Inside`.
     """
     tenancy = Tenancy(services, place, control.tenants, room)
-    gate = TenantGate(control.ring, Rates(time.monotonic), control.tenants, tenancy.services)
+    gate = TenantGate(control.ring, Rates(time.monotonic), control.tenants, tenancy.services, control.calls)
     tending = asyncio.get_running_loop().create_task(gate.tend())
     try:
         yield gate
@@ -119,11 +120,18 @@ async def go_on_without(home: Path) -> None:
     try:
         journal = await open_journal(state, settings)
         try:
-            await begin_anew(await asyncio.to_thread(state.part, CONTROL), journal)
+            url = await asyncio.to_thread(lambda: remembered(state.part(JOURNAL)))
+            await begin_anew(url or await asyncio.to_thread(state.part, CONTROL), journal)
         finally:
             await journal.close()
     finally:
         await asyncio.to_thread(state.release)
+
+
+async def _where(inside: Inside, settings: Settings) -> Path | str:
+    """Where the control database of an engine is: where its journal is, if that is in PostgreSQL."""
+    url = settings.database or await asyncio.to_thread(lambda: remembered(inside.state.part(JOURNAL)))
+    return url or await asyncio.to_thread(inside.state.part, CONTROL)
 
 
 @asynccontextmanager
@@ -136,7 +144,7 @@ async def shared(settings: Settings) -> AsyncIterator[Behind]:
     async with AsyncExitStack() as stack:
         services = await open_engine(settings, reception, inside)
         stack.push_async_callback(services.close)
-        where = await asyncio.to_thread(inside.state.part, CONTROL)
+        where = await _where(inside, settings)
         synced = settings.durability == "disk"
         opening = control_of(where, inside.journal, services.sandboxes.get, synced=synced)
         control = await stack.enter_async_context(opening)

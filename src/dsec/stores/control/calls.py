@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Connection, delete, func, select, tuple_, update
+from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from dsec.errors import Busy, Conflict, TooLarge
@@ -17,6 +17,17 @@ from dsec.stores.control.tables import CALL
 MOST_BODY: Final = 8 * 2**20  # bytes of an answer
 MOST_CALLS: Final = 2_000_000
 """That are remembered; a day's worth is forgotten by the sweep."""
+
+
+# Made once: to put a statement together takes longer than to run it.
+_NAMED: Final = (CALL.c.project == bindparam("of_project"), CALL.c.key == bindparam("of_key"))
+_FIND: Final = select(CALL).where(*_NAMED)
+_FINISH: Final = update(CALL).where(*_NAMED, CALL.c.status == 0)
+_FORGET: Final = delete(CALL).where(*_NAMED, CALL.c.status == 0)
+_BEGIN: Final = {
+    "sqlite": sqlite.insert(CALL).on_conflict_do_nothing(),
+    "postgresql": postgresql.insert(CALL).on_conflict_do_nothing(),
+}
 
 
 class Calls(IdempotencyStore):
@@ -48,16 +59,15 @@ class Calls(IdempotencyStore):
                 size=len(answer.body),
                 limit=MOST_BODY,
             )
-        change = (
-            update(CALL)
-            .where(*_named(project, key), CALL.c.status == 0)
-            .values(status=answer.status, media=answer.media_type, answer=answer.body)
-        )
-        await self._database.run(lambda connection: connection.execute(change).rowcount)
+        values = {"status": answer.status, "media": answer.media_type, "answer": answer.body}
+        given = {"of_project": project, "of_key": key, **values}
+        await self._database.run(lambda connection: connection.execute(_FINISH, given).rowcount)
 
     async def forget(self, project: str, key: str) -> None:
-        change = delete(CALL).where(*_named(project, key), CALL.c.status == 0)
-        self._dropped(await self._database.run(lambda connection: connection.execute(change).rowcount))
+        given = {"of_project": project, "of_key": key}
+        self._dropped(
+            await self._database.run(lambda connection: connection.execute(_FORGET, given).rowcount)
+        )
 
     async def sweep(self, before: float, limit: int) -> int:
         dropped = await self._database.run(lambda connection: _sweep(connection, before, limit))
@@ -67,10 +77,6 @@ class Calls(IdempotencyStore):
     def _dropped(self, count: int) -> None:
         if self._count is not None:
             self._count -= count
-
-
-def _named(project: str, key: str) -> tuple[Any, Any]:
-    return CALL.c.project == project, CALL.c.key == key
 
 
 def _count(connection: Connection) -> int:
@@ -88,10 +94,9 @@ def _begin(connection: Connection, project: str, key: str, request: str, at: flo
         "answer": b"",
         "created": at,
     }
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    if connection.execute(insert(CALL).values(**values).on_conflict_do_nothing()).rowcount == 1:
+    if connection.execute(_BEGIN[connection.dialect.name], values).rowcount == 1:
         return Begun(at=at, fresh=True)
-    row = connection.execute(select(CALL).where(*_named(project, key))).mappings().one()
+    row = connection.execute(_FIND, {"of_project": project, "of_key": key}).mappings().one()
     if row["request"] != request:
         raise Conflict(
             "this Idempotency-Key came with another request before",
