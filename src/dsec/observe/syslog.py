@@ -126,7 +126,7 @@ class TcpSink(Sink):
                 await _still_there(reader)
                 writer.write(data)
                 await writer.drain()
-                await _confirmed(writer)
+                await _confirmed(reader, writer)
                 await _still_there(reader)
         except (OSError, TimeoutError) as error:
             self._drop()
@@ -161,13 +161,14 @@ async def _still_there(reader: asyncio.StreamReader) -> None:
         raise ConnectionResetError("the receiver closed the connection")
 
 
-async def _confirmed(writer: asyncio.StreamWriter) -> None:
+async def _confirmed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Until the other machine has every byte that was written."""
     transport: Any = writer.transport
     wait = 0.0005
     while transport.get_write_buffer_size() or _unconfirmed(writer):
         if transport.is_closing():
             raise ConnectionResetError("the connection was closed")
+        await _still_there(reader)  # nobody confirms what a closed connection was sent
         await asyncio.sleep(wait)
         wait = min(wait * 2, 0.05)
 
