@@ -39,103 +39,114 @@ def moment_of(text: str | float) -> float:
         ) from None
 
 
+_Form = Annotated[
+    str,
+    typer.Option("--format", metavar="FORMAT", help="jsonl, ocsf (1.5.0) or cef.", rich_help_panel=_WHAT),
+]
+_Chain = Annotated[
+    str,
+    typer.Option(
+        "--chain",
+        metavar="ID",
+        help="Only this chain: a sandbox id, or engine.",
+        show_default=False,
+        rich_help_panel=_WHAT,
+    ),
+]
+_Since = Annotated[
+    float,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Begin with what is not older: 2026-11-30T12:00:00Z, or seconds since the epoch.",
+        parser=moment_of,
+        show_default=False,
+        rich_help_panel=_WHAT,
+    ),
+]
+_After = Annotated[
+    int,
+    typer.Option(
+        "--after",
+        metavar="POSITION",
+        help="Begin behind this position.",
+        parser=whole(0),
+        show_default=False,
+        rich_help_panel=_WHAT,
+    ),
+]
+_Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on for ever.", rich_help_panel=_WHAT)]
+_To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="DESTINATION",
+        help="A file, - (standard output), syslog://HOST:514 (UDP), syslog+tcp://, syslog+tls://, http:// or https://.",
+        rich_help_panel=_WHERE,
+    ),
+]
+_Name = Annotated[
+    str,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="Remember under this name how far it came, and go on from there: --since and --after then only say where the first one begins.",
+        show_default=False,
+        rich_help_panel=_WHERE,
+    ),
+]
+_HeaderFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--header-file",
+        metavar="FILE",
+        help="Lines `Name: value` to add to requests, such as Authorization; only you may read it. $DSEC_EXPORT_HEADERS does the same.",
+        rich_help_panel=_WHERE,
+    ),
+]
+_Authority = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        help="Certificates (PEM) by which the receiver is verified, instead of the system's.",
+        rich_help_panel=_WHERE,
+    ),
+]
+_Certificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--cert",
+        metavar="FILE",
+        help="Our certificate with its key (PEM), for receivers that want one.",
+        rich_help_panel=_WHERE,
+    ),
+]
+_EventBytes = Annotated[
+    int,
+    typer.Option(
+        "--event-bytes",
+        metavar="N",
+        help="Leave the payload out of longer events, and tell its digest; by default 7680 for syslog, else none is too long.",
+        parser=whole(0),
+        show_default=False,
+        rich_help_panel=_WHERE,
+    ),
+]
+
+
 def audit_export(
-    form: Annotated[
-        str,
-        typer.Option("--format", metavar="FORMAT", help="jsonl, ocsf (1.5.0) or cef.", rich_help_panel=_WHAT),
-    ] = "jsonl",
-    chain: Annotated[
-        str,
-        typer.Option(
-            "--chain",
-            metavar="ID",
-            help="Only this chain: a sandbox id, or engine.",
-            show_default=False,
-            rich_help_panel=_WHAT,
-        ),
-    ] = "",
-    since: Annotated[
-        float,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="Begin with what is not older: 2026-11-30T12:00:00Z, or seconds since the epoch.",
-            parser=moment_of,
-            show_default=False,
-            rich_help_panel=_WHAT,
-        ),
-    ] = 0.0,
-    after: Annotated[
-        int,
-        typer.Option(
-            "--after",
-            metavar="POSITION",
-            help="Begin behind this position.",
-            parser=whole(0),
-            show_default=False,
-            rich_help_panel=_WHAT,
-        ),
-    ] = 0,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on for ever.", rich_help_panel=_WHAT)
-    ] = False,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="DESTINATION",
-            help="A file, - (standard output), syslog://HOST:514 (UDP), syslog+tcp://, syslog+tls://, http:// or https://.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = "-",
-    name: Annotated[
-        str,
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            help="Remember under this name how far it came, and go on from there: --since and --after then only say where the first one begins.",
-            show_default=False,
-            rich_help_panel=_WHERE,
-        ),
-    ] = "",
-    header_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--header-file",
-            metavar="FILE",
-            help="Lines `Name: value` to add to requests, such as Authorization; only you may read it. $DSEC_EXPORT_HEADERS does the same.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option(
-            "--ca",
-            metavar="FILE",
-            help="Certificates (PEM) by which the receiver is verified, instead of the system's.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    certificate: Annotated[
-        Path | None,
-        typer.Option(
-            "--cert",
-            metavar="FILE",
-            help="Our certificate with its key (PEM), for receivers that want one.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    event_bytes: Annotated[
-        int,
-        typer.Option(
-            "--event-bytes",
-            metavar="N",
-            help="Leave the payload out of longer events, and tell its digest; by default 7680 for syslog, else none is too long.",
-            parser=whole(0),
-            show_default=False,
-            rich_help_panel=_WHERE,
-        ),
-    ] = 0,
+    form: _Form = "jsonl",
+    chain: _Chain = "",
+    since: _Since = 0.0,
+    after: _After = 0,
+    follow: _Follow = False,
+    to: _To = "-",
+    name: _Name = "",
+    header_file: _HeaderFile = None,
+    ca: _Authority = None,
+    certificate: _Certificate = None,
+    event_bytes: _EventBytes = 0,
 ) -> None:
     """Write the journal for other systems: files, syslog, a SIEM. Every event at least once, each with an id that never changes.
 
