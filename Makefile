@@ -61,7 +61,8 @@ v2: setup
 	nice -n 10 $(BIN)/python scripts/v2_guest.py
 
 # Every claim of speed, measured on this machine (as root, half an hour), and the page of figures made of it.
-BENCHMARKS := lifecycle_container lifecycle_process exec pause_resume pool snapshots templates bases sustained transfer held
+BENCHMARKS := lifecycle_container lifecycle_process exec pause_resume pool snapshots templates bases sustained transfer held \
+              served journal_share burst environments
 RESULTS := benchmarks/results
 
 bench: setup

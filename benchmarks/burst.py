@@ -120,7 +120,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--level", default="container")
     parser.add_argument("--most", type=int, default=SIZES[-1], help="creations at once, at most")
-    parser.add_argument("--creations", type=int, default=AT_ONCE, help="that are in progress at the same time")
+    parser.add_argument(
+        "--creations", type=int, default=AT_ONCE, help="that are in progress at the same time"
+    )
     parser.add_argument("--pool", type=int, default=0, help="sandboxes that are kept ready")
     parser.add_argument("--shelf", type=int, default=8, help="empty layers that are kept ready")
 

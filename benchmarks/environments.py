@@ -106,12 +106,14 @@ async def _live(dsec: aio.AsyncDsec, count: int) -> list[aio.AsyncSandbox]:
     left = iter(range(count))
 
     async def client() -> None:
-        for number in left:
-            made.append(
+        made.extend(
+            [
                 await dsec.sandboxes.create(
                     limits=SMALL, project=f"tenant-{number % PROJECTS}", hibernate="never"
                 )
-            )
+                for number in left
+            ]
+        )
 
     await asyncio.gather(*(client() for _ in range(AT_ONCE)))
     return made
