@@ -23,6 +23,7 @@ from dsec.errors import BadRequest, Busy, DsecError, TooLarge
 from dsec.server.bodies import MAX_JSON
 from dsec.server.door import PEER
 from dsec.server.failures import failure
+from dsec.server.joined import Joined
 from dsec.server.presence import PATIENT
 
 _SHORT: Final = len(str(MAX_JSON))  # digits
@@ -88,7 +89,7 @@ class Connection(_Watched, HttpToolsProtocol):
     _patient = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(Joined(transport, self.loop))
         self._begun = self.loop.time()
         bound = transport.get_extra_info("socket")
         if bound is not None:
