@@ -67,8 +67,10 @@ async def test_acts(dsec: AsyncDsec, ask: Callable[[AsyncDsec, Any], Awaitable[o
 
 def test_a_volumes_target_is_kept_in_one_form() -> None:
     assert Volume(Path("/tmp"), "/a//b/./c/").target == "/a/b/c"
-    with pytest.raises(BadRequest, match="Path"):
-        Volume("/tmp", "/a")  # type: ignore[arg-type]
+    assert Volume("/tmp", "/a").source == Path("/tmp")
+    for wrong in ("./tmp", b"/tmp", None):
+        with pytest.raises(BadRequest, match="volume"):
+            Volume(wrong, "/a")  # type: ignore[arg-type]
 
 
 async def test_input_after_its_end_is_refused(dsec: AsyncDsec) -> None:

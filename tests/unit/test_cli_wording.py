@@ -96,7 +96,7 @@ def _options() -> Iterator[str]:
 
 
 def test_every_option_that_is_named_exists() -> None:
-    have = {*_options(), "CMD", "$DSEC_HOME"}
+    have = {*_options(), "CMD", "$DSEC_HOME", "$DSEC_API_KEY"}
     named = {word for shown in PARAMETERS.values() for word in re.findall(r"--[a-z-]+|[$A-Z_]{2,}", shown)}
     assert named <= have, named - have
 

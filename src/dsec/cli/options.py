@@ -139,6 +139,10 @@ Budget = Annotated[
         show_default=False,
     ),
 ]
+Cold = Annotated[bool, typer.Option("--cold", help="Only record it; the first command makes it.")]
+Labels = Annotated[
+    list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Yours, for finding it.")
+]
 
 
 def _louder(wanted: bool) -> bool:

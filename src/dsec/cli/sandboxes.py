@@ -74,10 +74,8 @@ def create(
     env: opt.EnvList = None,
     ttl: opt.Ttl = 0.0,
     idle: opt.Idle = 0.0,
-    label: Annotated[
-        list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Yours, for finding it.")
-    ] = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Only record it; the first command makes it.")] = False,
+    label: opt.Labels = None,
+    cold: opt.Cold = False,
     hibernate: opt.HibernateName = "",
     as_json: opt.AsJson = False,
 ) -> None:

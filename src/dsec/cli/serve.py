@@ -25,89 +25,98 @@ from dsec.wiring.tenants import shared
 app = typer.Typer()
 
 
+Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of HTTP; 0 = one that is free.")]
+NoHttp = Annotated[bool, typer.Option("--no-http", "--socket-only", help="Listen on the socket alone.")]
+Insecure = Annotated[bool, typer.Option("--insecure-host", help="Let other machines reach it without TLS.")]
+HomeDirectory = Annotated[
+    Path | None,
+    typer.Option("--home", help="State directory of the engine; by default $DSEC_HOME/engine."),
+]
+Pool = Annotated[
+    int | None,
+    typer.Option("--pool", min=0, max=1000, help="Ready sandboxes kept at most.  [default: 4]"),
+]
+UntilIdle = Annotated[
+    float,
+    typer.Option(
+        "--until-idle",
+        min=0,
+        help="End after so many seconds in which nobody asked and nothing ran; 0 = never.",
+    ),
+]
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for whoever has the engine.")]
+DurabilityName = Annotated[
+    str,
+    typer.Option(
+        "--durability",
+        help="What acknowledged things survive: `process` (kill -9) or `disk` (power loss).",
+    ),
+]
+DatabaseUrl = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        envvar="DSEC_DATABASE",
+        help="postgresql://... keeps records and keys there. [default: SQLite in the home, or where they were kept last]",
+        show_envvar=True,
+        show_default=False,
+    ),
+]
+Creations = Annotated[
+    int, typer.Option("--creations", min=1, max=1024, help="Sandboxes that are made at the same time.")
+]
+Queue = Annotated[
+    int, typer.Option("--queue", min=0, help="Creations that may wait; beyond it they are busy at once.")
+]
+AlertTo = Annotated[
+    str,
+    typer.Option(
+        "--alert",
+        envvar="DSEC_ALERT",
+        help="Who is told of problems: a URL, or the absolute path of a program.",
+        show_envvar=True,
+    ),
+]
+Freeze = Annotated[
+    float,
+    typer.Option(
+        "--freeze",
+        min=0,
+        help="Freeze a sandbox after so many seconds without use; its next use thaws it. 0 = never.",
+    ),
+]
+HibernateAfter = Annotated[
+    float,
+    typer.Option(
+        "--hibernate",
+        min=0,
+        help="Keep only the files of one without processes after so many seconds without use; its next use wakes it. 0 = never.",
+    ),
+]
+
+
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port of HTTP; 0 = one that is free.")
-    ] = 7070,
-    no_http: Annotated[
-        bool, typer.Option("--no-http", "--socket-only", help="Listen on the socket alone.")
-    ] = False,
-    insecure_host: Annotated[
-        bool, typer.Option("--insecure-host", help="Let other machines reach it without TLS.")
-    ] = False,
-    home: Annotated[
-        Path | None,
-        typer.Option("--home", help="State directory of the engine; by default $DSEC_HOME/engine."),
-    ] = None,
-    pool: Annotated[
-        int | None,
-        typer.Option("--pool", min=0, max=1000, help="Ready sandboxes kept at most.  [default: 4]"),
-    ] = None,
-    until_idle: Annotated[
-        float,
-        typer.Option(
-            "--until-idle",
-            min=0,
-            help="End after so many seconds in which nobody asked and nothing ran; 0 = never.",
-        ),
-    ] = 0.0,
-    wait: Annotated[
-        float, typer.Option("--wait", min=0, help="Seconds to wait for whoever has the engine.")
-    ] = WAIT,
-    durability: Annotated[
-        str,
-        typer.Option(
-            "--durability",
-            help="What acknowledged things survive: `process` (kill -9) or `disk` (power loss).",
-        ),
-    ] = "process",
-    database: Annotated[
-        str,
-        typer.Option(
-            "--database",
-            envvar="DSEC_DATABASE",
-            help="postgresql://... keeps records and keys there. [default: SQLite in the home, or where they were kept last]",
-            show_envvar=True,
-            show_default=False,
-        ),
-    ] = "",
-    creations: Annotated[
-        int, typer.Option("--creations", min=1, max=1024, help="Sandboxes that are made at the same time.")
-    ] = AT_ONCE,
-    queue: Annotated[
-        int, typer.Option("--queue", min=0, help="Creations that may wait; beyond it they are busy at once.")
-    ] = QUEUE,
-    alert: Annotated[
-        str,
-        typer.Option(
-            "--alert",
-            envvar="DSEC_ALERT",
-            help="Who is told of problems: a URL, or the absolute path of a program.",
-            show_envvar=True,
-        ),
-    ] = "",
-    freeze: Annotated[
-        float,
-        typer.Option(
-            "--freeze",
-            min=0,
-            help="Freeze a sandbox after so many seconds without use; its next use thaws it. 0 = never.",
-        ),
-    ] = SERVED.freeze,
-    hibernate: Annotated[
-        float,
-        typer.Option(
-            "--hibernate",
-            min=0,
-            help="Keep only the files of one without processes after so many seconds without use; its next use wakes it. 0 = never.",
-        ),
-    ] = SERVED.hibernate,
+    host: Host = "127.0.0.1",
+    port: Port = 7070,
+    no_http: NoHttp = False,
+    insecure_host: Insecure = False,
+    home: HomeDirectory = None,
+    pool: Pool = None,
+    until_idle: UntilIdle = 0.0,
+    wait: Wait = WAIT,
+    durability: DurabilityName = "process",
+    database: DatabaseUrl = "",
+    creations: Creations = AT_ONCE,
+    queue: Queue = QUEUE,
+    alert: AlertTo = "",
+    freeze: Freeze = SERVED.freeze,
+    hibernate: HibernateAfter = SERVED.hibernate,
 ) -> None:
-    """Serve lasting sandboxes over HTTP, and on $DSEC_HOME/dsec.sock, until a signal; sandboxes live on.
+    """Serve lasting sandboxes over HTTP and a socket.
 
-    The socket is for the user whose engine it is; HTTP needs a key (`dsec key create`). The first signal lets what runs be answered, the second ends it at once.
+    It ends with a signal; sandboxes live on. The socket, $DSEC_HOME/dsec.sock, is for the user whose engine it is; HTTP needs a key (`dsec key create`). The first signal lets what runs be answered, the second ends it at once.
 
     Examples:
 

@@ -12,6 +12,7 @@ from typing import Final
 from dsec.errors import DsecError
 
 PARAMETERS: Final[dict[str, str]] = {
+    "api_key": "$DSEC_API_KEY",
     "argv": "CMD",
     "budget": "--budget",
     "argv and env": "CMD and --env",
@@ -65,8 +66,10 @@ HINTS: Final[dict[str, str]] = {
     "not_found": "`dsec ls --all` shows the sandboxes there are",
     "conflict": "name something else, or remove what is there; `dsec inspect ID` shows the state of a sandbox",
     "busy": "try again in a moment",
+    "over_quota": "remove or hibernate something of the project; `dsec project show` tells its quota",
     "unsupported": "`dsec doctor` tells what this machine can do",
     "isolation_unavailable": "`dsec doctor` tells what is missing",
+    "unauthenticated": "`dsec key create` makes a key; give it in $DSEC_API_KEY",
     "denied": "run as root, or as the user whose it is",
     "runtime_unavailable": "try again; `dsec doctor` tells what is missing",
     "sandbox_failed": "`dsec events ID` shows what happened to it",

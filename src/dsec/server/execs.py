@@ -69,7 +69,9 @@ async def run(request: Request, sandbox: str, services: Engine, caller: Caller) 
         session = await services.execs.start(which, asked)
         return answer(Started(id=session.id, pid=session.pid), 201)
     if body.stdin_open:
-        raise BadRequest("stdin_open: nobody could send to a command that is waited for", hint="wait=false")
+        raise BadRequest(
+            "stdin_open: nobody could send to a command that is waited for", hint='{"wait": false}'
+        )
     result = await while_there(request, services.execs.run(which, asked))
     return answer(told(request, result))
 

@@ -135,7 +135,7 @@ def _check_admission(settings: Settings) -> None:
     alert: object = settings.alert
     if alert is not None and not isinstance(alert, Alert):
         raise BadRequest(
-            f"settings.alert: {shown(alert)} is not Alert", hint="Alert(command=('/usr/bin/notify',))"
+            f"settings.alert: {shown(alert)} is not Alert", hint="an Alert, with a command or a url"
         )
 
 

@@ -13,6 +13,8 @@ from dsec.stores.postgres.tables import HEAD, INDEXES, SCHEMA, TABLES, VERSIONS
 _MAKING: Final = 0x44736354  # whoever makes something in the schema `dsec` at the same time
 _HINT: Final = "restore it from a copy, or name another database"
 _FOUND: Final = "SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'dsec'"
+STEPS: Final = "postgres_steps"
+"""The directory of the migrations, beside ours."""
 _COLUMNS: Final = """
     SELECT table_name::text, string_agg(column_name, ' ' ORDER BY ordinal_position)
     FROM information_schema.columns WHERE table_schema = 'dsec' AND table_name = ANY($1::text[]) GROUP BY table_name
@@ -91,8 +93,10 @@ def _upgrade(connection: object) -> None:
     from alembic.util import CommandError  # noqa: PLC0415
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
+    here = Path(__file__).parent
+    for name, directory in (("script_location", here), ("version_locations", here.with_name(STEPS))):
+        config.set_main_option(name, str(directory).replace("%", "%%"))
+    config.set_main_option("path_separator", "newline")
     config.attributes["connection"] = connection
     try:
         command.upgrade(config, "head")

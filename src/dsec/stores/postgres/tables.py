@@ -1,4 +1,4 @@
-"""The tables as they are now, by their columns. How they came to be is in `migrations`."""
+"""The tables as they are now, by their columns. How they came to be is in `postgres_steps`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""How the tables of a journal in PostgreSQL came to be: a migration each, which Alembic finds here."""
