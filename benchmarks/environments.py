@@ -25,7 +25,7 @@ import uvloop
 
 from benchmarks.common import TRUE, Findings, Script, main
 from benchmarks.figures import NS_PER_MS, milliseconds, quantile
-from benchmarks.served import answers, free_port, new_key
+from benchmarks.served import answers, free_port, new_key, share_images
 from dsec import AsyncDsec, Limits
 from dsec.client import aio
 from dsec.model.ids import SandboxId
@@ -78,6 +78,7 @@ class Server:
 @contextmanager
 def _home(directory: str | None) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="dsec-bench-", dir=directory) as home:
+        share_images(home)
         yield home
 
 

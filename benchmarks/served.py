@@ -29,6 +29,7 @@ from benchmarks.common import TRUE, Findings, Script, main, warm_up
 from benchmarks.figures import NS_PER_MS, Series, milliseconds, quantile
 from benchmarks.lifecycles import Times, engine, exec_true, lifecycle
 from dsec import AsyncDsec, Dsec
+from dsec.wiring import default_home
 
 LEVEL: Final = "container"
 CLIENTS: Final = 8
@@ -39,6 +40,7 @@ PATIENCE: Final = 60.0
 def served(*, pool: int) -> Iterator[tuple[str, str]]:
     """A server of its own: its URL, and a key of scope admin."""
     with tempfile.TemporaryDirectory(prefix="dsec-bench-") as home:
+        share_images(home)
         port = free_port()
         environment = {**os.environ, "DSEC_HOME": home}
         command = [sys.executable, "-m", "dsec", "serve", "--port", str(port), "--pool", str(pool)]
@@ -55,6 +57,13 @@ def served(*, pool: int) -> Iterator[tuple[str, str]]:
                     dsec.sandboxes.get(info.id).destroy()
             process.terminate()
             process.wait(PATIENCE)
+
+
+def share_images(home: str) -> None:
+    """The base is built once for all: how long that takes is measured elsewhere."""
+    store = default_home() / "store"
+    store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (Path(home) / "store").symlink_to(store)
 
 
 def free_port() -> int:

@@ -52,6 +52,16 @@ async def test_pieces_of_one_turn_go_together_and_in_order() -> None:
     assert inner.seen == [b"headbody", b"more"]
 
 
+async def test_much_is_written_at_once_so_that_it_can_be_too_much() -> None:
+    inner = Kept()
+    joined = Joined(inner, asyncio.get_running_loop())
+    joined.write(b"head")
+    joined.write(b"x" * 20_000)
+    assert inner.seen == [b"head" + b"x" * 20_000]
+    await asyncio.sleep(0)
+    assert len(inner.seen) == 1
+
+
 async def test_a_close_sends_what_was_written_before_it_and_nothing_after() -> None:
     inner = Kept()
     joined = Joined(inner, asyncio.get_running_loop())

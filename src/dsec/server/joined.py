@@ -6,7 +6,10 @@ Head and body of a short answer come in two pieces: sent as they come, they are 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
+
+_MOST: Final = 16 << 10
+"""Bytes that wait for the end of a turn: beyond it whoever writes is to hear how fast they are taken."""
 
 
 class Joined(asyncio.Transport):
@@ -17,15 +20,19 @@ class Joined(asyncio.Transport):
         self._inner = inner
         self._loop = loop
         self._held: list[bytes] = []
+        self._size = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._held:
             self._loop.call_soon(self._flush)
         self._held.append(bytes(data))
+        self._size += len(data)
+        if self._size >= _MOST:
+            self._flush()
 
     def _flush(self) -> None:
         if self._held:
-            held, self._held = self._held, []
+            held, self._held, self._size = self._held, [], 0
             if not self._inner.is_closing():
                 self._inner.write(held[0] if len(held) == 1 else b"".join(held))
 
@@ -34,7 +41,7 @@ class Joined(asyncio.Transport):
         self._inner.close()
 
     def abort(self) -> None:
-        self._held.clear()
+        self._held, self._size = [], 0
         self._inner.abort()
 
     def write_eof(self) -> None:
@@ -51,7 +58,7 @@ class Joined(asyncio.Transport):
         return self._inner.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
-        return self._inner.get_write_buffer_size() + sum(map(len, self._held))
+        return self._inner.get_write_buffer_size() + self._size
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._inner.set_write_buffer_limits(high, low)
