@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dsec.testing.serving import stop_server_of
+
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(180)]
 
 DSEC = str(Path(sys.executable).with_name("dsec"))
@@ -116,6 +118,7 @@ def test_a_store_that_is_mounted_read_only(cli: Cli, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "hi\n"), done.stderr
     assert "plain" in cli.read_only("template", "ls").stdout
     assert "system" in cli.read_only("image", "ls").stdout
+    stop_server_of(cli.home)  # the next one is started where the store cannot be written to
     for words in (
         ("template", "tag", "plain", "v2"),
         ("image", "get", "host"),
