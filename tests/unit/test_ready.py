@@ -17,10 +17,10 @@ from dsec.model.pool import PoolKind
 from dsec.model.sandbox import Limits, Metrics, SandboxSpec, Volume
 from dsec.node import tending
 from dsec.node.kinds import MOST_KINDS
-from dsec.node.steps import plan_for
 from dsec.node.memory import available
 from dsec.node.pool import Pool
 from dsec.node.ready import ReadyRuntime
+from dsec.node.steps import plan_for
 from dsec.node.tending import CHECK, OLD, UNTAKEN
 from dsec.ports.runtime import Ended, Plan, Running
 from dsec.testing.fakes import FakeRuntime
