@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from dsec.control import turns
 from dsec.core.quotas import NOTHING
 from dsec.errors import Busy, OverQuota, RuntimeUnavailable
 from dsec.model.alerts import Alert
 from dsec.model.execs import ExecRequest
 from dsec.model.ids import SandboxId
-from dsec.model.sandbox import Level, Limits, SandboxSpec, State
+from dsec.model.sandbox import Flag, Level, Limits, SandboxSpec, State
 from dsec.model.tenants import Quota
 from dsec.node.engine import Engine
 from dsec.ports.admission import QuotaSource
 from dsec.ports.engine import Services
-from dsec.testing.fakes import NoTrees
+from dsec.testing.fakes import FakeRuntime, NoTrees
 from dsec.testing.harness import Harness, until
 from dsec.testing.sharing import NoSharing
 from dsec.wiring.admission import Reception
@@ -143,6 +144,36 @@ async def test_dormant_ones_count_apart_and_waking_takes_its_turn() -> None:
         for one in cold:
             await engine.services.sandboxes.destroy(one)
         assert engine.settled()
+
+
+async def test_what_is_forked_is_awake_before_the_fork_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SLOW_AT_ONCE", 0)
+    harness = Harness(runtime=FakeRuntime(flags=frozenset({Flag.SNAPSHOTS})))
+    async with shared(Quota(), Settings(creations=1), harness) as engine:
+        sandboxes, admission = engine.services.sandboxes, engine.services.admission
+        (cold,) = await sandboxes.create_cold(SPEC, 1)
+        harness.runtime.stuck = asyncio.Event()
+        first = asyncio.create_task(sandboxes.create(SPEC))
+        await until(lambda: admission.info().in_progress == 1)
+        fork = asyncio.create_task(engine.services.snapshots.fork(cold, 2))
+        await until(lambda: admission.info().waiting == 1)
+        act = asyncio.create_task(engine.services.execs.run(cold, ExecRequest(argv=(b"true",))))
+        for _ in range(50):
+            await asyncio.sleep(0)  # it asks for the sandbox to be woken
+        harness.runtime.stuck.set()
+        await asyncio.wait_for(asyncio.gather(first, fork, act), 3)
+        assert len(fork.result().children) == 2
+        assert admission.info().admitted == 3, "one for each, and the one that is woken"
+
+
+async def test_a_fork_over_quota_leaves_its_parent_alone() -> None:
+    harness = Harness(runtime=FakeRuntime(flags=frozenset({Flag.SNAPSHOTS})))
+    async with shared(Quota(sandboxes=2), None, harness) as engine:
+        one = await engine.services.sandboxes.create(SPEC)
+        with pytest.raises(OverQuota):
+            await engine.services.snapshots.fork(one.id, 2)
+        assert (await engine.services.sandboxes.get(one.id)).state is State.RUNNING
+        assert len((await engine.services.snapshots.fork(one.id, 1)).children) == 1
 
 
 async def test_beyond_the_queue_creates_are_busy() -> None:

@@ -15,11 +15,11 @@ from dsec.ports.engine import PoolService, SandboxService, Services, SnapshotSer
 
 
 def admitted(services: Services, turns: Turns) -> Services:
-    """The same services; what makes sandboxes waits for its turn first. What wakes one does so within the engine."""
+    """The same services; what makes sandboxes waits for its turn first. What wakes or forks one does so within the engine."""
     return replace(
         services,
         sandboxes=AdmittedSandboxes(services.sandboxes, turns),
-        snapshots=AdmittedSnapshots(services.snapshots, services.sandboxes, turns),
+        snapshots=AdmittedSnapshots(services.snapshots, turns),
         pool=AdmittedPool(services.pool, turns),
         admission=turns,
     )
@@ -71,9 +71,8 @@ class AdmittedSandboxes(SandboxService):
 class AdmittedSnapshots(SnapshotService):
     """Snapshots of which sandboxes are made in turns."""
 
-    def __init__(self, inner: SnapshotService, sandboxes: SandboxService, turns: Turns) -> None:
+    def __init__(self, inner: SnapshotService, turns: Turns) -> None:
         self._inner = inner
-        self._sandboxes = sandboxes
         self._turns = turns
 
     async def create(self, snapshot: SnapshotId, spec: SandboxSpec) -> SandboxInfo:
@@ -81,10 +80,8 @@ class AdmittedSnapshots(SnapshotService):
             return await self._inner.create(snapshot, spec)
 
     async def fork(self, sandbox: SandboxId, count: int) -> Fork:
-        """See :class:`SnapshotService`: one turn for all of them."""
-        spec = (await self._sandboxes.get(sandbox)).spec
-        async with self._turns.turn(spec, max(count, 1)):
-            return await self._inner.fork(sandbox, count)
+        """See :class:`SnapshotService`. The engine itself has a turn for all of them, when what is forked is awake."""
+        return await self._inner.fork(sandbox, count)
 
     async def take(self, sandbox: SandboxId, kind: SnapshotKind) -> SnapshotInfo:
         return await self._inner.take(sandbox, kind)

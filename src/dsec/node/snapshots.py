@@ -25,7 +25,7 @@ from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import HOST_BASE, RESERVED, ROOT_UID, Flag, Level, SandboxInfo, SandboxSpec, State
 from dsec.model.snapshots import MOST_CHILDREN, Fork, SnapshotInfo, SnapshotKind
 from dsec.node import drafts
-from dsec.node.handles import Handle
+from dsec.node.handles import Handle, refusal
 from dsec.node.kit import Kit
 from dsec.node.lifecycle import Lifecycle
 from dsec.node.work import ignore, settled
@@ -124,12 +124,12 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
     @asynccontextmanager
     async def _still(self, handle: Handle) -> AsyncIterator[None]:
         """No process of it runs within; one that was paused stays so.  Raises: Conflict: it does not live any more."""
+        _check_resident(handle)  # who wakes it has its lock, and may wait for a turn
         async with handle.lock:
+            _check_resident(handle)
             if handle.info.state is State.PAUSED:
                 yield
                 return
-            if handle.info.state is not State.RUNNING:
-                raise Conflict(f"{handle.id} is {handle.info.state}", state=handle.info.state.value)
             try:
                 await handle.runtime.freeze(handle.id, True)
                 yield
@@ -156,7 +156,9 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
 
     async def _renew(self, sandbox: SandboxId) -> None:
         """An id of the machine that programs have written is another one in every copy."""
-        handle = await self._kit.table.running(sandbox)
+        handle = await self._kit.table.held(sandbox)  # waking may need a turn, and this has one
+        if handle.info.state is not State.RUNNING:
+            raise refusal(handle.info)
         files = (await self._kit.guests.get(handle)).files
         with suppress(FileProblem):  # there is none, or it is no file
             entry = await files.stat(MACHINE_ID, who=ROOT, follow=False)
@@ -168,10 +170,13 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
     async def fork(self, sandbox: SandboxId, count: int) -> Fork:
         if not 1 <= count <= MOST_CHILDREN:
             raise BadRequest(f"count: {count} is not from 1 to {MOST_CHILDREN}")
+        # Awake first: who has a turn waits for nobody who needs one.
         handle = await self._kit.table.present(sandbox)
         store = self._stored(handle.info)
-        forking = self._kit.work.start(self._fork(handle, store, count))
-        return await settled(forking, lambda: self._kit.work.spawn(self._give_up(forking)))
+        with self._kit.table.using(handle):
+            async with self._kit.admission.turn(handle.info.spec, count):
+                forking = self._kit.work.start(self._fork(handle, store, count))
+                return await settled(forking, lambda: self._kit.work.spawn(self._give_up(forking)))
 
     async def _give_up(self, forking: asyncio.Task[Fork]) -> None:
         """Whoever asked vanished before all were made: nobody knows their ids."""
@@ -403,6 +408,12 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
         with suppress(DsecError):  # whoever asked hears of what failed first
             draft = Draft(chain=chain, act=act, phase=Phase.RESULT, ref=ref, payload=drafts.failure(said))
             await self._kit.journal.append(draft)
+
+
+def _check_resident(handle: Handle) -> None:
+    """Raises: Conflict: it has no processes."""
+    if handle.info.state not in (State.RUNNING, State.PAUSED):
+        raise Conflict(f"{handle.id} is {handle.info.state}", state=handle.info.state.value)
 
 
 async def _one(content: bytes) -> AsyncIterator[bytes]:
