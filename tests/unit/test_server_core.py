@@ -137,6 +137,7 @@ class TestBodies:
             b'{"argv":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
             b'{"argv":["a\\u0000b"]}',
             b'{"argv_base64":["!"]}',
+            b"{" + b"".join(b'"%05d":0,' % n for n in range(90_000)) + b'"argv":1,"argv":1}',
         ],
     )
     async def test_what_is_wrong_is_a_bad_request(self, world: World, raw: bytes) -> None:

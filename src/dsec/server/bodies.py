@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import lru_cache
 from typing import Any, Final, NoReturn, TypeVar
@@ -163,8 +164,8 @@ def _deeper(value: object, most: int) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)  # each name once: a body may hold very many
+        twice = next(name for name, count in counts.items() if count > 1)
         raise BadRequest(f"body: an object has the name {shown(twice)} twice")
     return made
 
