@@ -18,7 +18,7 @@ from dsec.wire.values import encode
 
 DECISION: Final = "decision"
 _ALWAYS: Final = ("destroy", "remove", "cleanup", "failed")
-_PAGE: Final = 1000
+_PAGE: Final = 100  # records in memory at once, of which one may take a megabyte
 
 
 class CountedJournal(Journal):

@@ -15,7 +15,7 @@ from dsec.ports.engine import ObserveService, PortService
 from dsec.ports.tenants import TenantService
 from dsec.remote.connection import LARGE, POLL, QUICK, Call, Connection, fresh_key, segment
 from dsec.remote.sandboxes import sandbox_path
-from dsec.remote.values import items, value
+from dsec.remote.values import items, part, value
 from dsec.wire.values import encode
 
 KEYS: Final = "/v1/keys"
@@ -34,9 +34,16 @@ class RemoteObserve(ObserveService):
         return await value(self._connection, Metrics, call)
 
     async def events(self, sandbox: SandboxId, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
-        query = {"after": after, "limit": limit}
-        call = Call(method="GET", path=sandbox_path(sandbox, "/events"), query=query, again=True, most=LARGE)
-        return await items(self._connection, Record, call)
+        path = sandbox_path(sandbox, "/events")
+        found: tuple[Record, ...] = ()
+        while True:  # a server gives fewer at a time where they are large
+            query = {"after": after, "limit": limit - len(found)}
+            call = Call(method="GET", path=path, query=query, again=True, most=LARGE)
+            page = await part(self._connection, Record, call)
+            found += page.items
+            if not page.next or not page.items or len(found) >= limit:
+                return found
+            after = page.items[-1].seq
 
     async def problems(self) -> tuple[Problem, ...]:
         return await items(self._connection, Problem, Call(method="GET", path="/v1/problems", again=True))

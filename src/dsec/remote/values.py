@@ -35,19 +35,23 @@ async def value(connection: Connection, kind: type[T], call: Call) -> T:
     return read(kind, (await connection.send(call)).body)
 
 
-async def items(connection: Connection, kind: type[T], call: Call) -> tuple[T, ...]:
-    """A list.  Raises: as :meth:`Connection.send`."""
+async def part(connection: Connection, kind: type[T], call: Call) -> Items[T]:
+    """A list, or a part of one.  Raises: as :meth:`Connection.send`."""
     listed: Any = Items[kind]  # type: ignore[valid-type]
     found: Items[T] = read(listed, (await connection.send(call)).body)
-    return found.items
+    return found
+
+
+async def items(connection: Connection, kind: type[T], call: Call) -> tuple[T, ...]:
+    """A list.  Raises: as :meth:`Connection.send`."""
+    return (await part(connection, kind, call)).items
 
 
 async def every(connection: Connection, kind: type[T], call: Call) -> tuple[T, ...]:
     """A list of which a server gives a page at a time, all of it.  Raises: as :meth:`Connection.send`."""
-    listed: Any = Items[kind]  # type: ignore[valid-type]
     found: list[T] = []
     while True:
-        page: Items[T] = read(listed, (await connection.send(call)).body)
+        page = await part(connection, kind, call)
         found += page.items
         if not page.next or not page.items:
             return tuple(found)

@@ -12,6 +12,7 @@ from dsec.errors import UnknownOutcome
 from dsec.model.checks import check_seconds
 from dsec.model.ids import parse_sandbox_id, parse_snapshot_id
 from dsec.model.journal import Record
+from dsec.model.paging import Page
 from dsec.model.sandbox import Metrics, SandboxInfo
 from dsec.model.snapshots import Fork, SnapshotInfo, SnapshotKind
 from dsec.model.tenants import NewKey, Principal
@@ -20,8 +21,17 @@ from dsec.ports.idempotency import Begun
 from dsec.server.bodies import body_of
 from dsec.server.context import Engine, answer
 from dsec.server.documents import call
+from dsec.server.pages import listed
 from dsec.server.recovery import nothing_since
-from dsec.server.shapes import ExtendBody, ForkBody, Items, KindBody, RollbackBody, TokenBody
+from dsec.server.shapes import (
+    ExtendBody,
+    ForkBody,
+    Items,
+    KindBody,
+    RecordPage,
+    RollbackBody,
+    TokenBody,
+)
 from dsec.server.waits import Timeout, within
 
 router: Final = APIRouter(prefix="/v1/sandboxes/{sandbox}", tags=["sandboxes"])
@@ -129,7 +139,7 @@ async def metrics(sandbox: str, services: Engine) -> Response:
 @router.get(
     "/events", operation_id="listEvents", summary="Records of a sandbox in the journal, ended ones included."
 )
-@call(answer=Items[Record])
+@call(answer=RecordPage)
 async def events(
     sandbox: str,
     services: Engine,
@@ -137,7 +147,12 @@ async def events(
     limit: Annotated[int, Query(ge=1, le=MOST_RECORDS)] = MOST_RECORDS,
 ) -> Response:
     which = parse_sandbox_id(sandbox)
-    return answer(Items(items=await services.observe.events(which, after=after, limit=limit)))
+
+    async def fetch(last: str, most: int) -> Page[Record]:
+        found = await services.observe.events(which, after=int(last), limit=most)
+        return Page(items=found, next=str(found[-1].seq) if len(found) == most else "")
+
+    return await listed(fetch, str(after), limit)
 
 
 @router.get(

@@ -16,7 +16,7 @@ from dsec.ports.idempotency import Begun
 from dsec.server.bodies import json_of, parsed
 from dsec.server.context import Engine, answer
 from dsec.server.documents import call
-from dsec.server.recovery import SLACK
+from dsec.server.recovery import PIECE, SLACK
 
 ACT: Final = "decision"
 
@@ -29,7 +29,8 @@ async def _kept(
     """The record that an interrupted try kept."""
     del caller, mark
     decision, after = parsed(await json_of(arguments["request"])), 0
-    while records := await services.observe.events(parse_sandbox_id(arguments["sandbox"]), after=after):
+    which = parse_sandbox_id(arguments["sandbox"])
+    while records := await services.observe.events(which, after=after, limit=PIECE):
         for record in records:
             if record.act == ACT and record.at >= begun.at - SLACK and record.payload == decision:
                 return answer(record, 201)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from dsec.errors import NotFound
 from dsec.model.ids import ExecId, SandboxId
 from dsec.model.journal import Phase
-from dsec.model.paging import MOST_IN_PAGE
+from dsec.model.paging import PAGE
 from dsec.model.sandbox import SandboxInfo, State
 from dsec.model.tenants import Principal
 from dsec.ports.engine import Services
@@ -19,6 +19,7 @@ from dsec.ports.idempotency import Begun
 from dsec.server.context import answer
 from dsec.server.specs import REQUEST_LABEL
 
+PIECE: Final = 100  # records that are in memory at once: one may take a megabyte there
 SLACK: Final = 5.0  # seconds by which clocks of records may differ
 _LIVING: Final = tuple(state for state in State if state is not State.GONE)
 
@@ -27,7 +28,7 @@ async def sandboxes_of(services: Services, mark: str, since: float) -> AsyncIter
     """Those that carry that mark, of all that are not gone and were made ``since``."""
     after = ""
     while True:
-        page = await services.sandboxes.page(states=_LIVING, after=after, limit=MOST_IN_PAGE)
+        page = await services.sandboxes.page(states=_LIVING, after=after, limit=PAGE)
         for info in page.items:
             if info.created_at >= since - SLACK and info.spec.labels.get(REQUEST_LABEL) == mark:
                 yield info
@@ -51,7 +52,7 @@ async def exec_of(services: Services, sandbox: SandboxId, mark: str) -> ExecId |
     """The command whose intent carries that mark."""
     after = 0
     while True:
-        records = await services.observe.events(sandbox, after=after, limit=1000)
+        records = await services.observe.events(sandbox, after=after, limit=PIECE)
         for record in records:
             if (
                 record.act == "exec"
@@ -77,7 +78,7 @@ async def nothing_since(services: Services, sandbox: SandboxId, begun: Begun, ac
     """For what carries no mark: whether none of these acts began in the sandbox since the request was first asked."""
     after = 0
     with suppress(NotFound):
-        while records := await services.observe.events(sandbox, after=after, limit=1000):
+        while records := await services.observe.events(sandbox, after=after, limit=PIECE):
             if any(each.act in acts and each.at >= begun.at - SLACK for each in records):
                 return False
             after = records[-1].seq

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from dsec.errors import Unsupported
 from dsec.model.ids import SnapshotId, parse_sandbox_id
-from dsec.model.paging import MOST_IN_PAGE, PAGE
+from dsec.model.paging import MOST_IN_PAGE, PAGE, Page
 from dsec.model.sandbox import SandboxInfo, SandboxSpec, State
 from dsec.model.tenants import Principal, Scope
 from dsec.ports.engine import Services
@@ -18,6 +18,7 @@ from dsec.server.bodies import body_of
 from dsec.server.context import Caller, Engine, answer
 from dsec.server.documents import call
 from dsec.server.idempotency import mark_of
+from dsec.server.pages import listed
 from dsec.server.shapes import BatchBody, CreateBody, Ids, SandboxPage
 from dsec.server.specs import meant
 
@@ -88,10 +89,12 @@ async def page(
     limit: Limit = PAGE,
     cursor: Cursor = "",
 ) -> Response:
-    found = await services.sandboxes.page(
-        states=tuple(state), project=_project(project, caller), after=cursor, limit=limit
-    )
-    return answer(found)
+    states, of = tuple(state), _project(project, caller)
+
+    async def fetch(after: str, most: int) -> Page[SandboxInfo]:
+        return await services.sandboxes.page(states=states, project=of, after=after, limit=most)
+
+    return await listed(fetch, cursor, limit)
 
 
 def _project(named: str, caller: Principal) -> str:

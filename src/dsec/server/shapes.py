@@ -7,6 +7,7 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
+from dsec.model.journal import Record
 from dsec.model.sandbox import SandboxInfo, SandboxSpec
 
 T = TypeVar("T")
@@ -204,6 +205,13 @@ class SandboxPage(msgspec.Struct, kw_only=True):
     """A part of a list; ``next`` is the cursor of the next one, "" = this was the last."""
 
     items: tuple[SandboxInfo, ...]
+    next: str
+
+
+class RecordPage(msgspec.Struct, kw_only=True):
+    """Records, in order; ``next`` is the number after which there may be more of them, "" = there are none."""
+
+    items: tuple[Record, ...]
     next: str
 
 

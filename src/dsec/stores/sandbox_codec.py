@@ -15,7 +15,7 @@ from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Flag, Hibernate, Level, Limits, SandboxInfo, SandboxSpec, State, Volume
 from dsec.stores.chain import canonical
 
-MAX_SPEC: Final = 2**20
+MAX_SPEC: Final = 2**18  # more than the variables that any command can be given
 MAX_REASON: Final = 4096
 _LIMITS: Final = tuple(Limits.__dataclass_fields__)
 _limits_of: Final = attrgetter(*_LIMITS)
@@ -25,7 +25,7 @@ Row = tuple[str, str, float, float, str, float, str, bytes, str, float, str, str
 
 
 def spec_to_json(spec: SandboxSpec) -> str:
-    """Every field of a specification, as ASCII JSON.  Raises: TooLarge: over 1 MiB."""
+    """Every field of a specification, as ASCII JSON.  Raises: TooLarge: over 256 KiB."""
     limits = spec.limits
     value = {
         "level": spec.level.value,
