@@ -17,6 +17,7 @@ from sqlalchemy import text
 
 from dsec.errors import (
     BadRequest,
+    Busy,
     Conflict,
     Denied,
     RuntimeUnavailable,
@@ -36,6 +37,7 @@ from dsec.testing.postgres import execute
 pytestmark = pytest.mark.anyio
 
 DIGEST = b"d" * 32
+ANSWER = Recorded(status=201, media_type="", body=b"{}")
 Where = Path | str
 
 
@@ -150,18 +152,53 @@ async def test_a_request_is_begun_once_and_keeps_its_first_answer(where: Where) 
     await store.close()
 
 
-async def test_what_is_remembered_of_requests_is_bounded(
+async def test_what_is_remembered_of_requests_is_bounded_and_the_oldest_go_first(
     where: Where, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "MOST_CALLS", 1)
-    store = await opened(where)
-    known = Calls(store.database)
-    await known.begin("a", "1", "r")
-    with pytest.raises(Exception, match="remembered") as caught:
-        await known.begin("a", "2", "r")
-    assert caught.value.code == "busy"  # type: ignore[attr-defined]
+    monkeypatch.setattr(calls, "MOST_CALLS", 3)
+    monkeypatch.setattr(calls, "_AT_ONCE", 1)
+    store, now = await opened(where), [1000.0]
+    known = Calls(store.database, clock=lambda: now[0])
+    for number in range(3):
+        now[0] += 1
+        await known.begin("a", str(number), "r")
+    await known.finish("a", "1", ANSWER)
+    await known.finish("a", "2", ANSWER)
+    with pytest.raises(Busy):
+        await known.begin("b", "k", "r")
+    now[0] += calls.YOUNG + 1  # and what has no answer yet is kept, however old
+    assert (await known.begin("b", "k", "r")).fresh
+    assert not (await known.begin("a", "0", "r")).fresh
+    await store.close()
+    known = Calls((store := await opened(where)).database, clock=lambda: now[0])  # counted anew
+    assert (await known.begin("a", "1", "r")).fresh, "it was the oldest that had an answer"
     await known.forget("a", "1")
-    await known.begin("a", "2", "r")
+    assert (await known.begin("c", "k", "r")).fresh
+    await store.close()
+
+
+async def test_answers_of_one_project_take_so_much_and_no_other_one_suffers(
+    where: Where, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MOST_OF_PROJECT", 1000)
+    store, now = await opened(where), [1000.0]
+    known = Calls(store.database, clock=lambda: now[0])
+    large = Recorded(status=200, media_type="", body=b"x" * 600)
+    for number in range(2):
+        await known.begin("a", str(number), "r")
+        await known.finish("a", str(number), large)
+        await known.finish("a", str(number), large)  # counted once
+    with pytest.raises(Busy) as caught:
+        await known.begin("a", "2", "r")
+    assert caught.value.facts["retry_after"] == 60
+    assert (await known.begin("b", "0", "r")).fresh
+    now[0] += calls.YOUNG + 1
+    assert (await known.begin("a", "2", "r")).fresh
+    assert (await known.begin("a", "0", "r")).fresh, "forgotten"
+    assert (await known.begin("b", "0", "r")).answer is None
+    now[0] += calls.YOUNG
+    assert await known.sweep(now[0] + 1, 100) == 3
+    assert (known._count, known._size, dict(known._sizes)) == (0, 0, {})
     await store.close()
 
 

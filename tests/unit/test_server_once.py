@@ -34,6 +34,15 @@ class TestOnce:
         status, said = await world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one")
         assert (status, said["error"]["code"]) == (409, "conflict")
 
+    async def test_an_answer_is_for_those_who_might_have_asked(self, world: World) -> None:
+        made = set()
+        for who in ("", "p", "d", "t"):
+            key = {"authorization": f"Bearer {KEY}{who}", "idempotency_key": "one"}
+            first = await world.ask("POST", "/v1/sandboxes", {}, **key)
+            assert first == await world.ask("POST", "/v1/sandboxes", {}, **key)
+            made.add(first[1]["id"])
+        assert len(made) == 4
+
     async def test_at_the_same_time(self, world: World) -> None:
         asked = [world.ask("POST", "/v1/sandboxes", {}, idempotency_key="one") for _ in range(8)]
         answers = await asyncio.gather(*asked)

@@ -42,7 +42,7 @@ class IdempotencyStore(ABC):
         """Record that it begins, unless it is known already; stored when this returns.
 
         Args:
-            key: at most 255 characters of printable ASCII. request: the digest of everything that was asked.
+            key: at most 300 characters of printable ASCII: what the caller gave, and before it whose it is. request: the digest of everything that was asked.
 
         Raises:
             Conflict: the key was given with another request.

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from dsec.errors import BadRequest, DsecError, UnknownOutcome, Unsupported
-from dsec.model.tenants import Principal
+from dsec.model.tenants import Principal, Scope
 from dsec.ports.engine import Services
 from dsec.ports.idempotency import Begun, IdempotencyStore, Recorded
 from dsec.server.bodies import MAX_JSON, collected
@@ -70,7 +70,7 @@ class Recover(Protocol):
 
 
 class Flights:
-    """Requests that are being done here and now, by project and key."""
+    """Requests that are being done here and now, by project and key as they are kept."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, str], asyncio.Event] = {}
@@ -140,9 +140,8 @@ async def _guarded(
     if not _KEY.fullmatch(key):
         raise BadRequest("Idempotency-Key: it is not 1 to 255 printable characters of ASCII")
     raw = await collected(request, MAX_JSON)
-    caller = principal_of(request)
-    digest = _digest(request, caller, raw)
-    name = (caller.project, key)
+    name = _name(principal_of(request), key)
+    digest = _digest(request, name, raw)
     flights: Flights = request.app.state.flights
     await flights.enter(name)
     landing: Coroutine[Any, Any, None] | None = None
@@ -202,14 +201,24 @@ async def _recovered(
     return await recover(services, caller, mark_of(request), begun, **given)
 
 
-def _digest(request: Request, caller: Principal, raw: bytes) -> str:
-    """Of everything that is asked, and by which project."""
+def _name(caller: Principal, key: str) -> tuple[str, str]:
+    """Project and key as they are kept. Answers are for those who may ask: a sandbox's token, a developer and an admin share none."""
+    match caller.scope:
+        case Scope.DEVELOPER:
+            return caller.project, key
+        case Scope.SANDBOX:
+            return caller.project, f"{caller.sandbox} {key}"  # no key has a space
+        case Scope.ADMIN:
+            return caller.project, f"admin {key}"
+
+
+def _digest(request: Request, name: tuple[str, str], raw: bytes) -> str:
+    """Of everything that is asked, and by whom."""
     parts = (
         request.method.encode(),
         request.url.path.encode("utf-8", "surrogateescape"),
         request.scope["query_string"],
-        caller.project.encode(),
-        request.headers[HEADER].encode(),
+        *(part.encode() for part in name),
         raw,
     )
     whole = sha256()

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from dsec.errors import Unauthenticated
+from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Flag
 from dsec.model.tenants import OWNER, Principal, Scope
 from dsec.ports.engine import Services
@@ -28,7 +29,9 @@ KEY = "dsec_" + "K" * 43
 
 
 class TwoKeys(Gate):
-    """``KEY`` of the owner, and with a "p" behind it that of a developer of the project ``ours``, who sees the same."""
+    """``KEY`` of the owner, with a "p" behind it that of a developer of the project ``ours``, and with a "d" and a "t" of a developer and a
+    sandbox of the owner's project. All of them see the same.
+    """
 
     def __init__(self, engine: Services) -> None:
         self._engine = engine
@@ -38,6 +41,10 @@ class TwoKeys(Gate):
             return OWNER
         if key == KEY + "p":
             return Principal(id="ky-p", scope=Scope.DEVELOPER, project="ours")
+        if key == KEY + "d":
+            return Principal(id="ky-d", scope=Scope.DEVELOPER)
+        if key == KEY + "t":
+            return Principal(id="ky-t", scope=Scope.SANDBOX, sandbox=SandboxId("sb-" + "t" * 26))
         raise Unauthenticated("that is no key")
 
     def services(self, principal: Principal) -> Services:

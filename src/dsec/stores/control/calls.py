@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from dsec.errors import Busy, Conflict, TooLarge
@@ -16,7 +18,12 @@ from dsec.stores.control.tables import CALL
 
 MOST_BODY: Final = 8 * 2**20  # bytes of an answer
 MOST_CALLS: Final = 2_000_000
-"""That are remembered; a day's worth is forgotten by the sweep."""
+MOST_BYTES: Final = 2**30  # of all answers
+MOST_OF_PROJECT: Final = 2**28  # of those of one project
+YOUNG: Final = 600.0
+"""Seconds for which every request is known. Where there are too many, older ones that were answered are forgotten before their day is over."""
+_AT_ONCE: Final = 5000
+_PATIENCE: Final = 5.0  # seconds between two looks for old ones, where there were none
 
 
 # Made once: to put a statement together takes longer than to run it.
@@ -36,51 +43,97 @@ class Calls(IdempotencyStore):
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
-        self._count: int | None = None
+        self._count = self._size = 0  # of all, and bytes of their answers
+        self._sizes: Counter[str] = Counter()  # likewise, by project
+        self._counted = False
+        self._counting = asyncio.Lock()
+        self._looked: dict[str, float] = {}  # when nothing was found that could be forgotten, by project
 
     async def begin(self, project: str, key: str, request: str) -> Begun:
-        if self._count is None:
-            self._count = await self._database.run(_count)
-        if self._count >= MOST_CALLS:
-            raise Busy(
-                f"{MOST_CALLS} idempotency keys are remembered, the most there may be",
-                hint="they are forgotten after a day; leave the key out where it is not needed",
-                retry_after=60,
-            )
+        await self._make_room(project)
         at = self._clock()
         found = await self._database.run(lambda connection: _begin(connection, project, key, request, at))
         self._count += found.fresh
         return found
 
     async def finish(self, project: str, key: str, answer: Recorded) -> None:
-        if len(answer.body) > MOST_BODY:
+        size = len(answer.body)
+        if size > MOST_BODY:
             raise TooLarge(
-                f"an answer of {len(answer.body):,} bytes is not remembered: {MOST_BODY:,} are the most",
-                size=len(answer.body),
+                f"an answer of {size:,} bytes is not remembered: {MOST_BODY:,} are the most",
+                size=size,
                 limit=MOST_BODY,
             )
         values = {"status": answer.status, "media": answer.media_type, "answer": answer.body}
         given = {"of_project": project, "of_key": key, **values}
-        await self._database.run(lambda connection: connection.execute(_FINISH, given).rowcount)
+        if await self._database.run(lambda connection: connection.execute(_FINISH, given).rowcount):
+            self._add([(project, 0, size)])
 
     async def forget(self, project: str, key: str) -> None:
         given = {"of_project": project, "of_key": key}
-        self._dropped(
-            await self._database.run(lambda connection: connection.execute(_FORGET, given).rowcount)
-        )
+        if await self._database.run(lambda connection: connection.execute(_FORGET, given).rowcount):
+            self._add([(project, -1, 0)])
 
     async def sweep(self, before: float, limit: int) -> int:
-        dropped = await self._database.run(lambda connection: _sweep(connection, before, limit))
-        self._dropped(dropped)
-        return dropped
+        return await self._drop(CALL.c.created < before, limit)
 
-    def _dropped(self, count: int) -> None:
-        if self._count is not None:
-            self._count -= count
+    # Room
+
+    async def _make_room(self, project: str) -> None:
+        """Forget old ones where there are too many.  Raises: Busy: all of them are young."""
+        if not self._counted:
+            await self._know()
+        if self._sizes[project] >= MOST_OF_PROJECT:
+            await self._forget_old(project)
+        if self._count >= MOST_CALLS or self._size >= MOST_BYTES:
+            await self._forget_old("")
+        if self._count >= MOST_CALLS or self._sizes[project] >= MOST_OF_PROJECT:
+            raise Busy(
+                f"too many requests with idempotency keys were answered in the last {YOUNG:g} seconds to remember more",
+                hint="try again later; leave the key out where it is not needed",
+                retry_after=60,
+            )
+
+    async def _know(self) -> None:
+        """Count what there is, once."""
+        async with self._counting:
+            if not self._counted:
+                self._add(await self._database.run(_held))
+                self._counted = True
+
+    async def _forget_old(self, project: str) -> None:
+        """Of one project, "" = of all: the oldest that were answered."""
+        now = self._clock()
+        if abs(now - self._looked.get(project, 0.0)) < _PATIENCE:
+            return
+        # By age: there are few of the others before the oldest of a project that has very many.
+        own = (func.coalesce(CALL.c.project, "") == project,) if project else ()
+        if await self._drop(and_(CALL.c.created < now - YOUNG, CALL.c.status != 0, *own), _AT_ONCE):
+            self._looked.pop(project, None)
+        else:
+            self._looked[project] = now
+
+    async def _drop(self, old: ColumnElement[bool], limit: int) -> int:
+        dropped = await self._database.run(lambda connection: _drop(connection, old, limit))
+        if self._counted:
+            self._add([(project, -1, -size) for project, size in dropped])
+        return len(dropped)
+
+    def _add(self, changes: Iterable[tuple[str, int, int]]) -> None:
+        """Projects, with so many requests and bytes more."""
+        for project, count, size in changes:
+            self._count += count
+            self._size += size
+            self._sizes[project] += size
+            if not self._sizes[project]:
+                del self._sizes[project]
 
 
-def _count(connection: Connection) -> int:
-    return connection.execute(select(func.count()).select_from(CALL)).scalar_one()
+def _held(connection: Connection) -> list[tuple[str, int, int]]:
+    """By project, how many requests and bytes of answers."""
+    size = func.coalesce(func.sum(func.length(CALL.c.answer)), 0)
+    asked = select(CALL.c.project, func.count(), size).group_by(CALL.c.project)
+    return [(str(project), int(count), int(size)) for project, count, size in connection.execute(asked)]
 
 
 def _begin(connection: Connection, project: str, key: str, request: str, at: float) -> Begun:
@@ -108,6 +161,9 @@ def _begin(connection: Connection, project: str, key: str, request: str, at: flo
     return Begun(at=float(row["created"]), fresh=False, answer=answer)
 
 
-def _sweep(connection: Connection, before: float, limit: int) -> int:
-    old = select(CALL.c.project, CALL.c.key).where(CALL.c.created < before).limit(limit)
-    return connection.execute(delete(CALL).where(tuple_(CALL.c.project, CALL.c.key).in_(old))).rowcount
+def _drop(connection: Connection, old: ColumnElement[bool], limit: int) -> list[tuple[str, int]]:
+    """The oldest of those; their projects, with the bytes of their answers."""
+    those = select(CALL.c.project, CALL.c.key).where(old).order_by(CALL.c.created).limit(limit)
+    gone = delete(CALL).where(tuple_(CALL.c.project, CALL.c.key).in_(those))
+    rows = connection.execute(gone.returning(CALL.c.project, func.length(CALL.c.answer)))
+    return [(str(project), int(size)) for project, size in rows]
