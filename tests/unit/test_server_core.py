@@ -184,14 +184,57 @@ class TestConnections:
 
     async def test_so_many_and_no_more(self) -> None:
         async with opened(Bounds(connections=2)) as world:
-            pairs = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(2)]
-            await until(lambda: world.listener.connections == 2)
+            path = f"{await world.sandbox()}/wait?timeout=60"
+            pairs = [await self.asking(world, path) for _ in range(2)]
+            await until(lambda: world.app.door.running == 2)
             said = await world.raw(b"")
             assert b" 429 " in said.split(b"\r\n")[0]
             for _, writer in pairs:
                 writer.close()
             await until(lambda: world.listener.connections == 0)
             assert (await world.raw(b"GET /health HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+    async def test_who_asks_nothing_makes_room_the_longest_first(self) -> None:
+        async with opened(Bounds(connections=3)) as world:
+            path = f"{await world.sandbox()}/wait?timeout=60"
+            _, asking = await self.asking(world, path)
+            await until(lambda: world.app.door.running == 1)
+            idle = [await asyncio.open_connection("127.0.0.1", world.port) for _ in range(2)]
+            await until(lambda: world.listener.connections == 3)
+            assert (await world.raw(b"GET /health HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await idle[0][0].read() == b""
+            idle[1][1].write(b"GET /health HTTP/1.0\r\n\r\n")
+            assert (await idle[1][0].read()).startswith(b"HTTP/1.1 200")
+            assert world.app.door.running == 1
+            for writer in (asking, *[writer for _, writer in idle]):
+                writer.close()
+
+    async def test_a_project_leaves_as_many_places_as_it_has(self) -> None:
+        async with opened(Bounds(connections=4)) as world:
+            path = f"{await world.sandbox()}/wait?timeout=60"
+            pairs = [await self.asking(world, path, "p") for _ in range(2)]
+            await until(lambda: world.app.door.running == 2)
+            status, said = await world.ask("GET", "/v1/sandboxes", authorization=f"Bearer {KEY}p")
+            assert (status, said["error"]["code"], said["error"]["facts"]["reason"]) == (
+                429,
+                "busy",
+                "requests",
+            )
+            for who in ("", "d"):
+                assert (await world.ask("GET", "/v1/sandboxes", authorization=f"Bearer {KEY}{who}"))[0] == 200
+            pairs[0][1].close()
+            await until(lambda: world.app.door.running == 1)
+            assert (await world.ask("GET", "/v1/sandboxes", authorization=f"Bearer {KEY}p"))[0] == 200
+            for _, writer in pairs[1:]:
+                writer.close()
+
+    async def asking(
+        self, world: World, path: str, who: str = ""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection on which that was asked."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY}{who}\r\n\r\n".encode())
+        return reader, writer
 
     @pytest.mark.parametrize(
         "begun",

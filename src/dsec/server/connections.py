@@ -94,8 +94,28 @@ class Connection(_Watched, HttpToolsProtocol):
         bound = transport.get_extra_info("socket")
         if bound is not None:
             self._known(bound)
-        if len(self.connections) > self.bounds.connections:
+        if PEER not in self.app_state and not self._has_room():
             self._refuse(Busy(f"there are {self.bounds.connections} connections", hint="try again later"))
+
+    def _has_room(self) -> bool:
+        """Whether it is not one too many, or another one that nobody uses can be closed for it."""
+        if len(self.connections) <= self.bounds.connections:
+            return True
+        open_ = [one for one in _ours(self.connections) if not one.transport.is_closing()]
+        if len(open_) <= self.bounds.connections:
+            return True
+        unused = [one for one in open_ if isinstance(one, Connection) and one is not self and one.unused]
+        if not unused:
+            return False
+        min(unused, key=lambda one: max(one._begun, one._moved)).transport.close()
+        return True
+
+    @property
+    def unused(self) -> bool:
+        """Whether no request is being answered, or comes in with more than its head."""
+        cycle: object = self.cycle
+        answered = cycle is None or self.cycle.response_complete
+        return answered and self._phase is not Phase.BODY
 
     def _known(self, bound: socket.socket) -> None:
         if bound.family == socket.AF_UNIX:

@@ -7,6 +7,7 @@ import base64
 import binascii
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -14,7 +15,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dsec.errors import BadRequest, Denied, Unauthenticated
+from dsec.errors import BadRequest, Busy, Denied, Unauthenticated
 from dsec.model.tenants import OWNER, Principal
 from dsec.model.tenants import Scope as KeyScope
 from dsec.ports.gate import Gate
@@ -23,6 +24,9 @@ from dsec.server.hot import Hot
 from dsec.server.port_headers import OWN_HOST, token_of
 from dsec.server.port_hosts import place
 
+MOST: Final = 1000
+_PROJECT: Final = "dsec.asking"
+"""In the scope of a request: the project whose request it is counted as."""
 PEER: Final = "dsec.peer"
 """In the state of a connection: the uid at the other end of a unix socket, put there by whoever listens."""
 _ROOT: Final = 0
@@ -36,7 +40,7 @@ class Door:
 
     Attributes:
         running: requests that are being answered. asked: when the last of them ended, seconds of the monotonic clock.
-        stop: set when the server takes no more, and streams are to end.
+        most: that may be answered at once. stop: set when the server takes no more, and streams are to end.
     """
 
     def __init__(self, app: ASGIApp, gate: Gate, hot: Hot) -> None:
@@ -45,6 +49,8 @@ class Door:
         self._hot = hot
         self._uid = os.geteuid()
         self.running = 0
+        self.most = MOST
+        self._asking: Counter[str] = Counter()  # of them, those of each project
         self.asked = time.monotonic()
         self.stop = asyncio.Event()
 
@@ -59,6 +65,7 @@ class Door:
         finally:
             self.running -= 1
             self.asked = time.monotonic()
+            self._leave(scope)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = _Begun(send)
@@ -82,12 +89,35 @@ class Door:
         if self.stop.is_set():
             return failure(stopping())
         principal = await self._principal(scope)
+        self._enter(scope, principal)
         scope["dsec.principal"] = principal
         scope["dsec.stop"] = self.stop
         handler = self._hot.find(scope)
         if handler is None:
             return None
         return await handler(Request(scope, receive), self._gate.services(principal), principal)
+
+    def _enter(self, scope: Scope, principal: Principal) -> None:
+        """Long answers keep their places: a project may have as many as it leaves to others.  Raises: Busy."""
+        if principal.scope is KeyScope.ADMIN:
+            return
+        asking = self._asking[principal.project]
+        if asking >= max(self.most - self.running, 1):
+            raise Busy(
+                f"{asking} requests of project {principal.project} are being answered, and no more of it can be now",
+                hint="end streams that nobody reads, or try again",
+                reason="requests",
+                retry_after=1,
+            )
+        self._asking[principal.project] += 1
+        scope[_PROJECT] = principal.project
+
+    def _leave(self, scope: Scope) -> None:
+        project = scope.get(_PROJECT)
+        if project is not None:
+            self._asking[project] -= 1
+            if not self._asking[project]:
+                del self._asking[project]
 
     def _health(self, method: str) -> Response:
         if method not in ("GET", "HEAD"):

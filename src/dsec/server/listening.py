@@ -35,7 +35,9 @@ class Listener:
 
     def __init__(self, app: Application, bounds: Bounds | None = None) -> None:
         self._app = app
-        self._config = configured(app, bounds or Bounds())
+        bounds = bounds or Bounds()
+        app.door.most = bounds.connections
+        self._config = configured(app, bounds)
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
         self._sweeping: asyncio.Task[None] | None = None
