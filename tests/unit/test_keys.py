@@ -12,7 +12,7 @@ import pytest
 
 from dsec.control.coins import digest_of, is_key, new_key, new_token
 from dsec.control.gate import TenantGate
-from dsec.control.keys import Keyring
+from dsec.control.keys import LOOKUPS, MOST_ASKING, Keyring
 from dsec.control.rates import Rates
 from dsec.control.refusals import Refusals
 from dsec.control.tenants import Tenants, begun, was_used
@@ -128,6 +128,38 @@ async def test_a_key_is_nowhere_on_the_disk(house: House, tmp_path: Path) -> Non
     kept = b"".join(path.read_bytes() for path in files(tmp_path))
     assert made.key.encode() not in kept
     assert digest_of(made.key) in kept
+
+
+async def test_who_tries_keys_keeps_few_questions_waiting(house: House) -> None:
+    made = await house.tenants.create_key(Scope.DEVELOPER, project="acme")
+    known = await house.gate.principal(made.key)
+    find, held, most, now = house.store.find, anyio.Event(), 0, 0
+
+    async def slow(digest: bytes) -> KeyInfo | None:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await held.wait()
+        now -= 1
+        return await find(digest)
+
+    house.store.find = slow  # type: ignore[method-assign]
+    refused: list[str] = []
+
+    async def one() -> None:
+        try:
+            await house.gate.principal(new_key(Coinage.DSEC))
+        except (Busy, Unauthenticated) as error:
+            refused.append(error.code)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(MOST_ASKING + 10):
+            group.start_soon(one)
+        await anyio.wait_all_tasks_blocked()
+        assert refused == ["busy"] * 10
+        assert await house.gate.principal(made.key) is known, "who is known is let in meanwhile"
+        held.set()
+    assert (most, refused.count("unauthenticated")) == (LOOKUPS, MOST_ASKING)
 
 
 async def test_a_revocation_wins_over_whoever_is_looking_the_key_up(house: House) -> None:

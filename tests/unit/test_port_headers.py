@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
+from dsec.control.coins import new_key, new_token
 from dsec.errors import BadRequest
+from dsec.model.tenants import KEY_MARKS, Coinage
 from dsec.server.port_headers import inward, outward, target_of, token_of
 
 SANDBOX = "sb-" + "a" * 26
 PREFIX = f"/v1/sandboxes/{SANDBOX}/ports/8000"
 KEY = b"dsec_" + b"K3y" * 14
+
+
+def test_every_key_begins_with_a_mark() -> None:
+    made = [*map(new_key, Coinage), new_token()]
+    assert {key.partition("_")[0] for key in made} == set(KEY_MARKS)
 
 
 def scope(
@@ -76,11 +83,13 @@ class TestInward:
         assert theirs in went_in(theirs, by_token=True)
         assert theirs not in went_in(theirs)
 
-    @pytest.mark.parametrize(
-        "value", [b"Bearer " + KEY, b"bearer\t" + KEY, KEY, b"Basic " + base64.b64encode(b"user:" + KEY)]
-    )
-    def test_a_key_of_ours_never_does(self, value: bytes) -> None:
-        assert all(given != value for _, given in went_in((b"authorization", value), by_token=True))
+    @pytest.mark.parametrize("key", [new_key(Coinage.DSEC), new_key(Coinage.E2B), new_token()])
+    def test_a_key_of_ours_never_does(self, key: str) -> None:
+        raw = key.encode()
+        basic = base64.b64encode(b"user:" + raw)
+        for value in (b"Bearer " + raw, b"bearer\t" + raw, raw, b"Basic " + basic, b"Basic  " + basic):
+            for name in (b"authorization", b"x-api-key"):
+                assert all(given != value for _, given in went_in((name, value), by_token=True)), value
 
     def test_what_is_of_this_hop_or_tells_where_from(self) -> None:
         kept = went_in(

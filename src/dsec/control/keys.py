@@ -5,6 +5,7 @@ A look-up in the database takes a millisecond, a remembered one a few microsecon
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,13 +14,15 @@ from typing import Final
 from dsec.control.coins import digest_of, is_key
 from dsec.control.refusals import Refusals
 from dsec.core.machine import ENDED
-from dsec.errors import NotFound, Unauthenticated
+from dsec.errors import Busy, NotFound, Unauthenticated
 from dsec.model.ids import KeyId, SandboxId
 from dsec.model.sandbox import SandboxInfo, State
 from dsec.model.tenants import KeyInfo, Principal
 from dsec.ports.tenants import KeyRecords
 
 REMEMBERED: Final = 10_000  # keys, those that were used last
+LOOKUPS: Final = 4  # in the database at once, of keys that are not remembered
+MOST_ASKING: Final = 256  # of them that may wait
 COARSE: Final = 60.0  # seconds between two notes of when a key was used
 _OVER: Final = frozenset({*ENDED, State.STOPPING})
 _SWEPT: Final = 200  # sandboxes that are looked at in one sweep
@@ -56,10 +59,12 @@ class Keyring:
         self._digests: dict[KeyId, bytes] = {}
         self._changes = 0  # what was read before the latest of them is not remembered
         self._used: dict[KeyId, float] = {}
+        self._asking = 0
+        self._looking_up = asyncio.Semaphore(LOOKUPS)
         self._swept = ""
 
     async def principal(self, key: str) -> Principal:
-        """Raises: Unauthenticated. As :class:`~dsec.ports.tenants.KeyRecords`."""
+        """Raises: Unauthenticated. Busy: very many are asked about. As :class:`~dsec.ports.tenants.KeyRecords`."""
         if not is_key(key):
             raise self._refused("form", "that is no key")
         digest = digest_of(key)
@@ -75,13 +80,26 @@ class Keyring:
     async def _read(self, digest: bytes) -> _Known:
         while True:
             before = self._changes
-            info = await self._records.find(digest)
+            info = await self._find(digest)
             if info is None:
                 raise self._refused("unknown", "that key is not good")
             if info.revoked_at:
                 raise self._refused("revoked", "that key was revoked")
             if before == self._changes:
                 return self._remember(digest, info)
+
+    async def _find(self, digest: bytes) -> KeyInfo | None:
+        """Few at a time: whoever tries keys keeps nobody else's questions waiting.  Raises: Busy."""
+        if self._asking >= MOST_ASKING:
+            raise Busy(
+                f"{self._asking} keys are being looked up", hint="try again", reason="keys", retry_after=1
+            )
+        self._asking += 1
+        try:
+            async with self._looking_up:
+                return await self._records.find(digest)
+        finally:
+            self._asking -= 1
 
     def _remember(self, digest: bytes, info: KeyInfo) -> _Known:
         principal = Principal(id=info.id, scope=info.scope, project=info.project, sandbox=info.sandbox)

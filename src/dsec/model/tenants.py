@@ -14,6 +14,8 @@ from dsec.model.volumes import DEFAULT_PROJECT
 
 E = TypeVar("E", bound=StrEnum)
 
+KEY_MARKS: Final = ("dsec", "dst", "e2b")
+"""With which keys begin, an underscore behind it: ``dst`` those of one sandbox."""
 MOST_OF_QUOTA: Final = 2**53
 MOST_RATE: Final = 1e6
 

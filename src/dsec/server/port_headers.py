@@ -18,6 +18,7 @@ from urllib.parse import unquote_to_bytes, urljoin, urlsplit, urlunsplit
 from starlette.types import Scope
 
 from dsec.errors import BadRequest
+from dsec.model.tenants import KEY_MARKS
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -29,7 +30,7 @@ _PORT_PATH: Final = re.compile(r"/v1/sandboxes/[^/]+/ports/[^/]+(/.*)?", re.DOTA
 _SEGMENTS: Final = (
     6  # of a path before the part that is the sandbox's own: "", v1, sandboxes, id, ports, port
 )
-_OUR_KEY: Final = re.compile(rb"(dsec|e2b)_[0-9A-Za-z]{20,}")
+_OUR_KEY: Final = re.compile(rb"(?:%b)_[0-9A-Za-z]{20,}" % "|".join(KEY_MARKS).encode())
 _HOP: Final = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization proxy-authentication-info te trailer"
     b" transfer-encoding upgrade http2-settings".split()
@@ -142,7 +143,7 @@ def _theirs(value: bytes) -> bool:
     if _OUR_KEY.search(value):
         return False
     try:
-        return not _OUR_KEY.search(base64.b64decode(value.partition(b" ")[2], validate=True))
+        return not _OUR_KEY.search(base64.b64decode(value.partition(b" ")[2].strip(), validate=True))
     except binascii.Error:
         return True
 
