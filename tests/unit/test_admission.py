@@ -17,6 +17,7 @@ from dsec.model.alerts import Alert
 from dsec.model.execs import ExecRequest
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import Flag, Level, Limits, SandboxSpec, State
+from dsec.model.snapshots import SnapshotKind
 from dsec.model.tenants import Quota
 from dsec.node.engine import Engine
 from dsec.ports.admission import QuotaSource
@@ -67,7 +68,7 @@ async def shared(
             runtimes={Level.CONTAINER: harness.runtime},
             journal=reception.journal(harness.store),
             sandboxes=reception.sandboxes(harness.store),
-            snapshots=harness.snapshots,
+            snapshots=reception.snapshots(harness.snapshots),
             volumes=reception.volumes(harness.volumes),
             templates=lambda _: harness.templates,
             sharing=lambda _: NoSharing(),
@@ -174,6 +175,26 @@ async def test_a_fork_over_quota_leaves_its_parent_alone() -> None:
             await engine.services.snapshots.fork(one.id, 2)
         assert (await engine.services.sandboxes.get(one.id)).state is State.RUNNING
         assert len((await engine.services.snapshots.fork(one.id, 1)).children) == 1
+
+
+async def test_snapshots_take_disk_until_they_are_removed() -> None:
+    harness = Harness(runtime=FakeRuntime(flags=frozenset({Flag.SNAPSHOTS})))
+    async with shared(Quota(disk_mib=40), None, harness) as engine:
+        snapshots, ledger = engine.services.snapshots, engine.reception.accounts.ledger
+        one = await engine.services.sandboxes.create(SPEC)
+        kept = await snapshots.take(one.id, SnapshotKind.FILES)
+        assert ledger.held("p").disk_mib == 2 * SPEC.limits.disk_mib
+        with pytest.raises(OverQuota) as caught:
+            await snapshots.take(one.id, SnapshotKind.FILES)
+        assert caught.value.facts["quota"] == "disk_mib"
+        assert list(harness.kept.taken) == [kept.id], "what was copied is gone"
+        await asyncio.gather(snapshots.remove(kept.id), snapshots.remove(kept.id))
+        await snapshots.take(one.id, SnapshotKind.FILES)
+        await engine.services.sandboxes.destroy(one.id)
+        assert ledger.held("p").disk_mib == SPEC.limits.disk_mib
+        for info in await snapshots.list():
+            await snapshots.remove(info.id)
+        assert engine.settled()
 
 
 async def test_beyond_the_queue_creates_are_busy() -> None:

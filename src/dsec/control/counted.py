@@ -1,4 +1,4 @@
-"""Records of sandboxes and volumes that keep the accounts of their projects."""
+"""Records of sandboxes, snapshots and volumes that keep the accounts of their projects."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from typing import Any, TypeVar
 
 from dsec.control.accounts import ACTIVE, Accounts
-from dsec.core.quotas import DORMANT, NOTHING, Holding, Reservation, held, may_be_refused, volume
+from dsec.core.quotas import DORMANT, NOTHING, Holding, Reservation, held, may_be_refused, snapshot_of, volume
 from dsec.errors import BadRequest
-from dsec.model.ids import SandboxId
+from dsec.model.ids import SandboxId, SnapshotId
 from dsec.model.journal import Draft
 from dsec.model.paging import MOST_IN_PAGE, PAGE, Page
 from dsec.model.sandbox import SandboxInfo, SandboxSpec, State
+from dsec.model.snapshots import SnapshotInfo
 from dsec.model.volumes import VolumeInfo
-from dsec.ports.journal import Sandboxes, Standing, VolumeRecords
+from dsec.ports.journal import Sandboxes, SnapshotRecords, Standing, VolumeRecords
 
 T = TypeVar("T")
 
@@ -213,3 +214,37 @@ class CountedVolumes(VolumeRecords):
 
     async def all(self, project: str | None = None) -> tuple[VolumeInfo, ...]:
         return await self._inner.all(project)
+
+
+class CountedSnapshots(SnapshotRecords):
+    """The records ``inner`` of snapshots, whose disk is counted: each may hold what its sandbox might."""
+
+    def __init__(self, inner: SnapshotRecords, accounts: Accounts) -> None:
+        self._inner = inner
+        self._accounts = accounts
+
+    async def load(self) -> None:
+        """Count what is recorded, before anything changes."""
+        for info in await self._inner.all():
+            self._accounts.ledger.put(info.spec.project, snapshot_of(info))
+
+    async def keep(self, info: SnapshotInfo, draft: Draft) -> None:
+        """See :class:`SnapshotRecords`.  Raises: OverQuota."""
+        room = self._accounts.room(info.spec.project, snapshot_of(info))
+        try:
+            await self._inner.keep(info, draft)
+        except BaseException:
+            self._accounts.ledger.release(room)
+            raise
+        self._accounts.ledger.settle(room, snapshot_of(info))
+
+    async def forget(self, snapshot: SnapshotId, draft: Draft) -> None:
+        info = await self._inner.find(snapshot)
+        await self._inner.forget(snapshot, draft)
+        self._accounts.ledger.put(info.spec.project, snapshot_of(info) * -1)
+
+    async def find(self, snapshot: SnapshotId) -> SnapshotInfo:
+        return await self._inner.find(snapshot)
+
+    async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
+        return await self._inner.all(sandbox)

@@ -8,6 +8,7 @@ from typing import Final
 
 from dsec.errors import OverQuota
 from dsec.model.sandbox import SandboxSpec, State
+from dsec.model.snapshots import SnapshotInfo
 from dsec.model.tenants import Quota
 from dsec.model.volumes import VolumeInfo
 
@@ -61,10 +62,11 @@ _UNITS: Final[Mapping[str, str]] = {
     "dormant": "hibernated and cold sandboxes",
     "cpu_millis": "thousandths of a CPU of its sandboxes together",
     "memory_mib": "MiB of memory of its sandboxes together",
-    "disk_mib": "MiB of disk of its sandboxes and volumes together",
+    "disk_mib": "MiB of disk of its sandboxes, snapshots and volumes together",
     "journal_mib": "MiB in the journal",
 }
 _HINTS: Final[Mapping[str, str]] = {
+    "disk_mib": "destroy sandboxes, remove snapshots or volumes, name smaller limits, or have an administrator raise the quota",
     "dormant": "destroy some that are dormant, or have an administrator raise the quota",
     "journal_mib": "its oldest records go with time; or have an administrator raise the quota",
 }
@@ -94,6 +96,11 @@ def held(state: State, spec: SandboxSpec) -> Holding:
 def may_be_refused(seen: State, to: State) -> bool:
     """Whether a sandbox that changes so comes to hold more of anything. Ending one is never refused."""
     return to not in _ENDED and to is not State.STOPPING and (seen in DORMANT) is not (to in DORMANT)
+
+
+def snapshot_of(info: SnapshotInfo) -> Holding:
+    """What one snapshot holds."""
+    return Holding(disk_mib=info.spec.limits.disk_mib)
 
 
 def volume(info: VolumeInfo) -> Holding:

@@ -54,7 +54,8 @@ class Quota:
 
     Attributes:
         sandboxes: running, paused and being made. dormant: hibernated and cold ones.
-        cpu_millis, memory_mib: of running ones together, as their limits say. disk_mib: of all writable layers and volumes, as their limits say.
+        cpu_millis, memory_mib: of running ones together, as their limits say. disk_mib: of all writable layers, snapshots and volumes,
+            as their limits say.
         journal_mib: payload of its records. rate: requests a second, burst of twice that.
         share: its weight when creations wait, 1 as a rule.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dsec.control.accounts import Accounts
 from dsec.control.admission import admitted
-from dsec.control.counted import CountedSandboxes, CountedVolumes
+from dsec.control.counted import CountedSandboxes, CountedSnapshots, CountedVolumes
 from dsec.control.counted_journal import CountedJournal
 from dsec.control.pressure import Pressure
 from dsec.control.turns import Turns
@@ -18,7 +18,7 @@ from dsec.node.engine import Engine
 from dsec.node.memory import MachineMemory, Measured
 from dsec.ports.admission import QuotaSource
 from dsec.ports.engine import Services
-from dsec.ports.journal import Journal, Sandboxes, VolumeRecords
+from dsec.ports.journal import Journal, Sandboxes, SnapshotRecords, VolumeRecords
 from dsec.wiring.alerting import alerting
 from dsec.wiring.settings import Settings
 
@@ -43,6 +43,7 @@ class Reception:
     pressure: Pressure = field(init=False)
     turns: Turns = field(init=False)
     _sandboxes: CountedSandboxes | None = None
+    _snapshots: CountedSnapshots | None = None
     _volumes: CountedVolumes | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +66,11 @@ class Reception:
         """Likewise."""
         return CountedJournal(journal, self.accounts, self.quotas)
 
+    def snapshots(self, records: SnapshotRecords) -> SnapshotRecords:
+        """Likewise."""
+        self._snapshots = CountedSnapshots(records, self.accounts)
+        return self._snapshots
+
     def volumes(self, records: VolumeRecords) -> VolumeRecords:
         """Likewise."""
         self._volumes = CountedVolumes(records, self.accounts)
@@ -74,8 +80,9 @@ class Reception:
         """Count what is recorded, before the engine is opened."""
         if self._sandboxes is not None:
             await self._sandboxes.load(())
-        if self._volumes is not None:
-            await self._volumes.load()
+        for counted in (self._snapshots, self._volumes):
+            if counted is not None:
+                await counted.load()
 
     def admit(self, services: Services, engine: Engine, stack: contextlib.AsyncExitStack) -> Services:
         """The engine, which has just been opened, with turns; from now on quotas count, and what runs is measured."""

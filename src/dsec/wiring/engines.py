@@ -204,7 +204,7 @@ async def open_engine(
                 runtimes=parts.runtimes,
                 journal=store if reception is None else reception.journal(store),
                 sandboxes=store if reception is None else reception.sandboxes(store),
-                snapshots=store.snapshots,
+                snapshots=store.snapshots if reception is None else reception.snapshots(store.snapshots),
                 volumes=store.volumes if reception is None else reception.volumes(store.volumes),
                 templates=partial(_templates, settings),
                 sharing=partial(_sharing, settings, _held(state, settings)),
