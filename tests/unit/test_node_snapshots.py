@@ -278,6 +278,15 @@ async def test_one_from_elsewhere_is_recorded_when_it_is_whole(harness: Harness,
     assert harness.runtime.sandboxes[other.id].plan.files_of == info.id
 
 
+async def test_one_from_elsewhere_may_hold_what_it_has_whatever_it_says(
+    harness: Harness, dsec: AsyncDsec
+) -> None:
+    spec = SandboxSpec(limits=Limits(disk_mib=1, memory_mib=99))
+    for size, disk in ((2**20, 1), (5 * 2**20 + 1, 6)):
+        info = await harness.engine.snapshots.adopt(spec, SnapshotKind.FILES, lambda upper, _: None, size)
+        assert info.spec.limits == Limits(disk_mib=disk, memory_mib=99)
+
+
 async def test_one_from_elsewhere_that_fails_leaves_nothing(harness: Harness, dsec: AsyncDsec) -> None:
     def fill(directory: Path, check: Callable[[], None]) -> None:
         raise TooLarge(f"too much for {directory}")

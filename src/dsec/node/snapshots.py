@@ -22,7 +22,17 @@ from dsec.failpoints import reach
 from dsec.model.files import FileType, Identity, WriteOptions
 from dsec.model.ids import SandboxId, SnapshotId, is_snapshot, new_sandbox_id, new_snapshot_id
 from dsec.model.journal import Draft, Json, Phase
-from dsec.model.sandbox import HOST_BASE, RESERVED, ROOT_UID, Flag, Level, SandboxInfo, SandboxSpec, State
+from dsec.model.sandbox import (
+    HOST_BASE,
+    MIB,
+    RESERVED,
+    ROOT_UID,
+    Flag,
+    Level,
+    SandboxInfo,
+    SandboxSpec,
+    State,
+)
 from dsec.model.snapshots import MOST_CHILDREN, Fork, SnapshotInfo, SnapshotKind
 from dsec.node import drafts
 from dsec.node.handles import Handle, refusal
@@ -273,6 +283,9 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
     async def _adopt(
         self, store: Snapshots, spec: SandboxSpec, kind: SnapshotKind, fill: Fill, size: int
     ) -> SnapshotInfo:
+        least = -(-size // MIB)  # what it says of itself is its maker's word, and quotas count by it
+        if least > spec.limits.disk_mib:
+            spec = replace(spec, limits=replace(spec.limits, disk_mib=least))
         info = SnapshotInfo(
             id=new_snapshot_id(),
             sandbox=new_sandbox_id(),  # nobody's: its own id is another engine's
