@@ -14,9 +14,21 @@ from blockbuster import BlockBuster
 from hypothesis import settings
 
 from dsec.testing import census
+from dsec.testing.databases import (
+    _server_first,
+    database_kind,
+    database_url,
+    keep_asked,
+    new_database,
+    pytest_addoption,
+    pytest_generate_tests,
+)
 from dsec.testing.postgres import postgres_server, postgres_url
 
-__all__ = ["postgres_server", "postgres_url"]  # fixtures
+__all__ = [  # fixtures and hooks
+    *("_server_first", "database_kind", "database_url", "new_database", "postgres_server", "postgres_url"),
+    *("pytest_addoption", "pytest_generate_tests"),
+]
 
 MAY_BLOCK = (
     # Writes of a few microseconds to a local database; a thread would cost more than it saves.
@@ -78,7 +90,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(top, ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    keep_asked(config, items)
     if os.geteuid() == 0:
         return
     skip = pytest.mark.skip(reason="needs root: it makes namespaces, mounts or cgroups")

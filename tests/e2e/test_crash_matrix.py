@@ -24,6 +24,7 @@ from dsec.model.sandbox import State
 from dsec.stores.layers import BtrfsLayers
 from dsec.testing.crash_acts import ACTS, LEVEL, Act, Case
 from dsec.testing.crashes import Home, Server, until
+from dsec.testing.databases import NewDatabase
 from dsec.testing.nursery import Nursery
 from dsec.wiring import verify_journal
 
@@ -48,10 +49,11 @@ STRIKES = (
 class Matrix:
     """One home for all cases, and the server that is not armed, which judges one case and prepares the next."""
 
-    def __init__(self, path: Path, images: Path) -> None:
+    def __init__(self, path: Path, images: Path, database: str) -> None:
         self.home = Home(path)
         (path / "store").symlink_to(images)
-        with Dsec(self.home.engine, settings=Settings(images=images, pool=0, pool_bytes=POOL_BYTES)) as dsec:
+        settings = Settings(images=images, pool=0, pool_bytes=POOL_BYTES, database=database)
+        with Dsec(self.home.engine, settings=settings) as dsec:
             dsec.sandboxes.create(level=LEVEL).destroy()  # so small is the file of its layers from now on
         self.nursery = Nursery()
         self.server = Server(self.home).ready()
@@ -93,16 +95,19 @@ def _test_leaves_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory, image_store: Path) -> Iterator[Matrix]:
-    one = Matrix(tmp_path_factory.mktemp("m") / "h", image_store)
-    try:
-        yield one
-        one.close()
-    finally:
-        one.server.kill()
-        one.nursery.close()
-        one.home.kill_spawners()
-        (one.home.engine / "layers.img").unlink(missing_ok=True)  # big
+def matrix(
+    tmp_path_factory: pytest.TempPathFactory, image_store: Path, new_database: NewDatabase
+) -> Iterator[Matrix]:
+    with new_database() as url:
+        one = Matrix(tmp_path_factory.mktemp("m") / "h", image_store, url)
+        try:
+            yield one
+            one.close()
+        finally:
+            one.server.kill()
+            one.nursery.close()
+            one.home.kill_spawners()
+            (one.home.engine / "layers.img").unlink(missing_ok=True)  # big
 
 
 @contextmanager

@@ -71,10 +71,12 @@ def ended(process: subprocess.Popen[bytes]) -> int:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DSEC_DATABASE", database_url)
     return tmp_path / "home"
 
 
+@pytest.mark.both_databases
 def test_sandboxes_and_commands_outlive_a_killed_server(home: Path) -> None:
     with serve(home) as process:
         status, made = ask(home, "POST", "/v1/sandboxes", {"level": "process"})
@@ -92,6 +94,7 @@ def test_sandboxes_and_commands_outlive_a_killed_server(home: Path) -> None:
         assert ended(process) == 0
 
 
+@pytest.mark.both_databases
 def test_the_same_key_makes_one_sandbox_across_a_crash(home: Path) -> None:
     key = {"Idempotency-Key": "one"}
     with serve(home) as process:

@@ -22,6 +22,7 @@ import pytest
 from dsec.model.ids import new_exec_id, new_key_id, new_sandbox_id, new_snapshot_id
 from dsec.ports.gate import Gate
 from dsec.server.app import make_app
+from dsec.testing.databases import NewDatabase
 from dsec.wiring.serving import Place, Running, serving
 from dsec.wiring.settings import Settings
 from dsec.wiring.tenants import shared
@@ -312,8 +313,10 @@ ALL: Final = operations()
 _ASKED: Final = tuple(each for op in ALL if op in RECIPES for each in recipes(op))
 
 
-async def _matrix(home: Path) -> Seen:
-    settings = Settings(home=home / "engine", images=home / "store", pool=0, shelf=0, pool_bytes=2**28)
+async def _matrix(home: Path, database: str) -> Seen:
+    settings = Settings(
+        home=home / "engine", images=home / "store", pool=0, shelf=0, pool_bytes=2**28, database=database
+    )
     async with (
         serving(Place(home=home, port=0), settings, shared) as running,
         aiohttp.ClientSession() as client,
@@ -357,8 +360,9 @@ async def _controls(world: World, victim: Tenant, sibling: Names, token: str) ->
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    return asyncio.run(_matrix(tmp_path_factory.mktemp("matrix")))
+def seen(tmp_path_factory: pytest.TempPathFactory, new_database: NewDatabase) -> Seen:
+    with new_database() as url:
+        return asyncio.run(_matrix(tmp_path_factory.mktemp("matrix"), url))
 
 
 def test_every_call_of_the_document_has_a_recipe_and_every_recipe_a_call() -> None:

@@ -13,17 +13,26 @@ from dsec.client.aio import AsyncDsec
 from dsec.errors import Denied, DsecError, NotFound, StoreDamaged, Unauthenticated
 from dsec.model.ids import new_sandbox_id
 from dsec.model.tenants import Quota
+from dsec.stores.control.tables import VERSIONS, metadata
+from dsec.testing.postgres import execute
 from dsec.wire.problems import to_body
 from dsec.wiring.servers import server
 from dsec.wiring.serving import Place, Running, serving
 from dsec.wiring.settings import Settings
 from dsec.wiring.tenants import go_on_without, shared
 
+pytestmark = pytest.mark.both_databases
+
 
 @asynccontextmanager
-async def running_in(tmp_path: Path) -> AsyncIterator[Running]:
+async def running_in(tmp_path: Path, database: str) -> AsyncIterator[Running]:
     settings = Settings(
-        home=tmp_path / "engine", images=tmp_path / "store", pool=0, shelf=0, pool_bytes=2**28
+        home=tmp_path / "engine",
+        images=tmp_path / "store",
+        pool=0,
+        shelf=0,
+        pool_bytes=2**28,
+        database=database,
     )
     async with serving(Place(home=tmp_path, port=0), settings, shared) as found:
         yield found
@@ -37,12 +46,12 @@ def owner(running: Running) -> AsyncDsec:
     return AsyncDsec(server(f"unix://{running.socket}", ""))
 
 
-def test_two_projects_are_strangers_and_every_act_has_its_key(tmp_path: Path) -> None:
-    asyncio.run(_two_projects(tmp_path))
+def test_two_projects_are_strangers_and_every_act_has_its_key(tmp_path: Path, database_url: str) -> None:
+    asyncio.run(_two_projects(tmp_path, database_url))
 
 
-async def _two_projects(tmp_path: Path) -> None:
-    async with running_in(tmp_path) as running, owner(running) as boss:
+async def _two_projects(tmp_path: Path, database: str) -> None:
+    async with running_in(tmp_path, database) as running, owner(running) as boss:
         ours = await boss.keys.create(project="ours")
         theirs = await boss.keys.create(project="theirs")
         async with of(running, ours.key) as mine, of(running, theirs.key) as other:
@@ -67,29 +76,29 @@ async def _two_projects(tmp_path: Path) -> None:
             await (await boss.sandboxes.get(sb.id)).destroy()
 
 
-def test_without_a_good_key_nothing_is_told(tmp_path: Path) -> None:
-    asyncio.run(_no_key(tmp_path))
+def test_without_a_good_key_nothing_is_told(tmp_path: Path, database_url: str) -> None:
+    asyncio.run(_no_key(tmp_path, database_url))
 
 
-async def _no_key(tmp_path: Path) -> None:
-    async with running_in(tmp_path) as running:
+async def _no_key(tmp_path: Path, database: str) -> None:
+    async with running_in(tmp_path, database) as running:
         for key in ("", "dsec_" + "x" * 43, "nonsense"):
             async with of(running, key) as nobody:
                 with pytest.raises(Unauthenticated):
                     await nobody.sandboxes.list()
 
 
-def test_keys_and_quotas_live_on_when_the_server_is_opened_again(tmp_path: Path) -> None:
-    asyncio.run(_opened_again(tmp_path))
+def test_keys_and_quotas_live_on_when_the_server_is_opened_again(tmp_path: Path, database_url: str) -> None:
+    asyncio.run(_opened_again(tmp_path, database_url))
 
 
-async def _opened_again(tmp_path: Path) -> None:
-    async with running_in(tmp_path) as running, owner(running) as boss:
+async def _opened_again(tmp_path: Path, database: str) -> None:
+    async with running_in(tmp_path, database) as running, owner(running) as boss:
         made = await boss.keys.create(project="ours")
         await boss.projects.set("ours", Quota(sandboxes=0, rate=50.0))
         async with of(running, made.key) as mine:
             assert await mine.volumes.list() == (), "who names no project means his own"
-    async with running_in(tmp_path) as running:
+    async with running_in(tmp_path, database) as running:
         async with of(running, made.key) as mine:
             assert [each.name for each in await mine.projects.list()] == ["ours"]
             assert (await mine.projects.get("ours")).quota.rate == 50.0
@@ -100,23 +109,31 @@ async def _opened_again(tmp_path: Path) -> None:
             assert [each.id for each in await boss.keys.list()] == [made.info.id]
 
 
-def test_a_lost_control_database_is_refused_until_somebody_goes_on_without_it(tmp_path: Path) -> None:
-    made = asyncio.run(_with_key(tmp_path))
-    for path in (tmp_path / "engine/control").iterdir():
-        path.unlink()
+def test_a_lost_control_database_is_refused_until_somebody_goes_on_without_it(
+    tmp_path: Path, database_url: str
+) -> None:
+    made = asyncio.run(_with_key(tmp_path, database_url))
+    _lose_control(tmp_path / "engine", database_url)
     for _ in range(2):
         with pytest.raises(StoreDamaged, match="is not there"):
-            asyncio.run(_with_key(tmp_path))
+            asyncio.run(_with_key(tmp_path, database_url))
     asyncio.run(go_on_without(tmp_path / "engine"))
-    asyncio.run(_refused(tmp_path, made))
+    asyncio.run(_refused(tmp_path, database_url, made))
 
 
-async def _with_key(tmp_path: Path) -> str:
-    async with running_in(tmp_path) as running, owner(running) as boss:
+def _lose_control(engine: Path, database: str) -> None:
+    if database:
+        asyncio.run(execute(database, "DROP TABLE dsec." + ", dsec.".join((VERSIONS, *metadata.tables))))
+    for path in () if database else (engine / "control").iterdir():
+        path.unlink()
+
+
+async def _with_key(tmp_path: Path, database: str) -> str:
+    async with running_in(tmp_path, database) as running, owner(running) as boss:
         return (await boss.keys.create()).key
 
 
-async def _refused(tmp_path: Path, key: str) -> None:
-    async with running_in(tmp_path) as running, of(running, key) as nobody:
+async def _refused(tmp_path: Path, database: str, key: str) -> None:
+    async with running_in(tmp_path, database) as running, of(running, key) as nobody:
         with pytest.raises(Unauthenticated):
             await nobody.sandboxes.list()

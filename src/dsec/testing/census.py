@@ -20,6 +20,9 @@ from pathlib import Path
 PROGRAMS = ("/_native/init", "/_native/spawner", "/native/build/init", "/native/build/spawner")
 """How the path of our own executables ends."""
 
+INSTRUMENTS = ("/bin/postgres",)
+"""How the path of a program ends that tests are run against: it is theirs, and its processes come and go as it likes."""
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _NUMBER = re.compile(r"\d+")
 _SLOT = re.compile(r"s\d+")
@@ -59,7 +62,7 @@ def take(root: Path | None = None) -> Census:
         root: None for the whole machine, or the directory that everything to be counted has its state in.
     """
     table = {process.pid: process for process in _processes()}
-    ahead = {pid for pid, process in table.items() if _is_ahead(table, process)}
+    ahead = {pid for pid, process in table.items() if _is_ahead(table, process) or _is_instrument(process)}
     ours = _ours(table, root) - ahead
     return Census(
         processes=frozenset(str(table[pid]) for pid in ours),
@@ -167,6 +170,10 @@ def _mentions(pid: int, root: Path) -> bool:
 
 def _is_spawner(process: _Process) -> bool:
     return process.exe.removesuffix(" (deleted)").endswith("/spawner")
+
+
+def _is_instrument(process: _Process) -> bool:
+    return process.exe.removesuffix(" (deleted)").endswith(INSTRUMENTS)
 
 
 def _is_ahead(table: dict[int, _Process], process: _Process) -> bool:

@@ -78,10 +78,9 @@ def made(size: str = "") -> Iterator[Path]:
 def _running(root: Path, data: Path) -> Iterator[None]:
     options = [word for each in _STATEMENTS for word in ("-c", each)]
     argv = [*_as_nobody(), str(programs() / "postgres"), "-D", str(data), "-k", str(root), "-h", "", *options]
-    with (
-        (root / "log").open("wb") as log,
-        subprocess.Popen(argv, stdout=log, stderr=log, cwd=root) as process,
-    ):
+    with (root / "log").open("wb") as log:
+        begun = subprocess.Popen(argv, stdout=log, stderr=log, cwd=root)
+    with begun as process:
         try:
             _await(process, data / "postmaster.pid", root / "log")
             yield
