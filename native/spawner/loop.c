@@ -18,6 +18,8 @@
 
 #include "spawner.h"
 
+#define LATE_NS 3000000000u /* for a seed that was given a sandbox to become its init */
+
 uint64_t boottime_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_BOOTTIME, &t);
@@ -131,14 +133,20 @@ struct due {
     uint64_t now, next;
 };
 
+static bool is_due(struct due *due, uint64_t at) {
+    if (at > due->now && (!due->next || at < due->next)) due->next = at;
+    return at && at <= due->now;
+}
+
 static void end_if_due(struct spawner *s, struct sandbox *sb, void *arg) {
     struct due *due = arg;
-    if (!sb->deadline || sb->state == S_DYING) return;
-    if (sb->deadline <= due->now) {
+    if (sb->state == S_DYING) return;
+    if (is_due(due, sb->deadline)) {
         sb->expired = true;
         kill_sandbox(s, sb);
-    } else if (!due->next || sb->deadline < due->next) {
-        due->next = sb->deadline;
+    } else if (is_due(due, sb->late_at)) {
+        kill(sb->pid, SIGKILL); /* stopped from outside, say: as one that was killed, its sandbox is made without seeds */
+        sb->late_at = 0;
     }
 }
 
@@ -183,7 +191,9 @@ static void create(struct spawner *s, uint32_t seq, const struct plan *p, const 
     sb->status = sprout.status;
     sb->create_seq = seq;
     sb->deadline = p->deadline;
+    sb->late_at = seed ? boottime_ns() + LATE_NS : 0;
     rearm(s, sb->deadline);
+    rearm(s, sb->late_at);
     if (seed) epoll_ctl(s->epoll, EPOLL_CTL_DEL, sb->status, NULL);
     listen_to(s, sb->status, FROM_STATUS, sb->pid);
 }
@@ -215,6 +225,7 @@ static void set_up(struct spawner *s, struct sandbox *sb) {
     if (n < 0 && errno == EAGAIN) return;
     unwatch(s, sb->status);
     sb->status = -1;
+    sb->late_at = 0;
     if (n == 0 && sb->state == S_DYING) return;
     if (n == 0 && lives(s, sb->pid)) {
         sb->state = S_RUNNING;

@@ -79,7 +79,8 @@ struct zygote {
     uint32_t slot;
     int end;    /* our end of its socket */
     bool joined, busy; /* busy: a sandbox runs in its slot */
-    uint64_t ordered;  /* a seed, whose pid it has not told yet: CLOCK_BOOTTIME ns, 0: none */
+    bool ordered;      /* a seed, whose pid it has not told yet */
+    uint64_t late_at;  /* what is awaited of it or of its seed is late then: CLOCK_BOOTTIME ns, 0: nothing is */
     uint64_t since;    /* busy since: CLOCK_BOOTTIME ns */
     pid_t seed; /* 0: none; it waits for a sandbox once it is ready */
     int seed_end;
@@ -109,6 +110,7 @@ struct sandbox {
     int status;    /* read end of the set-up report while S_CREATING, else -1 */
     uint32_t slot;
     uint64_t deadline; /* CLOCK_BOOTTIME ns, 0 none */
+    uint64_t late_at;  /* a seed that has not become init by then never will: likewise */
     bool frozen, expired, failed;
     bool lingers; /* its init is dead, and other processes of it are not */
     uint32_t create_seq;

@@ -26,6 +26,7 @@
 #include "spawner.h"
 
 #define PATIENCE_NS 1000000000u /* for a zygote to fork */
+#define LONG_PATIENCE_NS 5000000000u /* for a zygote to join its groups, and for a seed to be ready */
 #define BARREN_NS 1000000000u
 #define GONE (-1) /* the pid of a zygote that was reaped */
 #define SOON_NS 3000000u /* the sandbox that was just made comes first */
@@ -117,7 +118,8 @@ static void drop_seed(struct spawner *s, struct zygote *z) {
     if (z->seed_end >= 0) unwatch(s, z->seed_end);
     z->seed_end = -1;
     z->seed = 0;
-    z->ordered = 0;
+    z->ordered = false;
+    z->late_at = 0;
     z->ready = false;
 }
 
@@ -142,7 +144,7 @@ static bool zygote_start(struct spawner *s, struct zygote *z, uint32_t slot) {
         close(pair[0]);
         return false;
     }
-    *z = (struct zygote){.pid = pid, .slot = slot, .end = pair[0], .seed_end = -1};
+    *z = (struct zygote){.pid = pid, .slot = slot, .end = pair[0], .seed_end = -1, .late_at = boottime_ns() + LONG_PATIENCE_NS};
     slot_share(s, slot, true);
     listen_to(s, z->end, FROM_ZYGOTE, pid);
     return true;
@@ -162,13 +164,14 @@ static void order_seed(struct spawner *s, struct zygote *z) {
     bool sent = send_fds(z->end, "s", 1, &pair[1], 1);
     close(pair[1]);
     z->seed_end = pair[0];
-    z->ordered = boottime_ns();
+    z->ordered = true;
+    z->late_at = boottime_ns() + PATIENCE_NS;
     if (!sent) barren(s, z, EIO);
 }
 
 static bool any_ordered(const struct spawner *s) {
     bool any = false;
-    for (unsigned i = 0; i < ZYGOTES; i++) any |= s->zygotes[i].ordered != 0;
+    for (unsigned i = 0; i < ZYGOTES; i++) any |= s->zygotes[i].ordered;
     return any;
 }
 
@@ -182,7 +185,8 @@ static bool strayed(struct spawner *s, pid_t pid) {
 }
 
 static void seed_told(struct spawner *s, struct zygote *z, int32_t pid) {
-    z->ordered = 0;
+    z->ordered = false;
+    z->late_at = boottime_ns() + LONG_PATIENCE_NS;
     if (pid <= 0 || strayed(s, pid)) return barren(s, z, pid < 0 ? -pid : ECHILD);
     z->seed = pid;
     listen_to(s, z->seed_end, FROM_ZYGOTE, pid);
@@ -227,18 +231,18 @@ void seeds_refill_soon(struct spawner *s) {
 int seeds_wait_ms(const struct spawner *s) {
     uint64_t at = s->refill_at;
     for (unsigned i = 0; i < ZYGOTES; i++) {
-        uint64_t late = s->zygotes[i].ordered ? s->zygotes[i].ordered + PATIENCE_NS : 0;
+        uint64_t late = s->zygotes[i].late_at;
         if (late && (!at || late < at)) at = late;
     }
     uint64_t now = at ? boottime_ns() : 0;
     return !at ? -1 : at <= now ? 0 : (int)((at - now) / 1000000u + 1);
 }
 
-/* One that was stopped from outside, say. */
+/* One that was stopped from outside, say. (One that has a sandbox is no seed any more: see `late_at` of that.) */
 static void drop_late(struct spawner *s) {
     uint64_t now = boottime_ns();
     for (unsigned i = 0; i < ZYGOTES; i++)
-        if (s->zygotes[i].ordered && s->zygotes[i].ordered + PATIENCE_NS <= now) barren(s, &s->zygotes[i], ETIMEDOUT);
+        if (s->zygotes[i].late_at && s->zygotes[i].late_at <= now) barren(s, &s->zygotes[i], ETIMEDOUT);
     if (!any_ordered(s)) s->n_strays = 0;
 }
 
@@ -264,6 +268,7 @@ static void zygote_news(struct spawner *s, struct zygote *z) {
     if (n == sizeof err && z->ordered) return seed_told(s, z, err);
     if (n != sizeof err || err || z->joined) return barren(s, z, err);
     z->joined = true;
+    z->late_at = 0;
     seeds_refill(s);
 }
 
@@ -274,6 +279,7 @@ static void seed_news(struct spawner *s, struct zygote *z) {
     if (n < 0 && errno == EAGAIN) return;
     if (n != 1 || z->ready) return barren(s, z, EIO);
     z->ready = true;
+    z->late_at = 0;
 }
 
 void zygotes_news(struct spawner *s, pid_t pid) {

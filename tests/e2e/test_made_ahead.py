@@ -93,17 +93,19 @@ def test_one_that_is_killed_as_it_is_given_a_sandbox_fails_nobody(dsec: Dsec, le
 
 
 @LEVELS
-def test_those_that_stop_are_done_without(dsec: Dsec, level: Level) -> None:
+@pytest.mark.parametrize("name", ["dsec-zygote", "dsec-seed"])
+def test_those_that_stop_are_done_without(dsec: Dsec, level: Level, name: str) -> None:
     assert _works(dsec, level)
-    zygotes = _until_there(dsec, level, "dsec-zygote")
-    for zygote in zygotes:
-        os.kill(zygote, signal.SIGSTOP)
+    stopped = _until_there(dsec, level, name)
+    for one in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGSTOP)
     try:
         assert all(_works(dsec, level) for _ in range(12))
     finally:
-        for zygote in zygotes:
+        for one in stopped:
             with suppress(ProcessLookupError):
-                os.kill(zygote, signal.SIGCONT)
+                os.kill(one, signal.SIGCONT)
     assert _works(dsec, level)
 
 
