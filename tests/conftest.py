@@ -26,8 +26,14 @@ from dsec.testing.databases import (
 from dsec.testing.postgres import postgres_server, postgres_url
 
 __all__ = [  # fixtures and hooks
-    *("_server_first", "database_kind", "database_url", "new_database", "postgres_server", "postgres_url"),
-    *("pytest_addoption", "pytest_generate_tests"),
+    "_server_first",
+    "database_kind",
+    "database_url",
+    "new_database",
+    "postgres_server",
+    "postgres_url",
+    "pytest_addoption",
+    "pytest_generate_tests",
 ]
 
 MAY_BLOCK = (

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from typing import Any, TypeVar
 
 from dsec.control.accounts import ACTIVE, Accounts
+from dsec.control.changes import Changes
 from dsec.core.quotas import DORMANT, NOTHING, Holding, Reservation, held, may_be_refused, snapshot_of, volume
 from dsec.errors import BadRequest
 from dsec.model.ids import SandboxId, SnapshotId
@@ -34,7 +35,7 @@ class CountedSandboxes(Sandboxes):
         self._known: set[str] = set()  # projects whose cold ones are counted
         self._missed = 0  # changes of other projects
         self._knowing = asyncio.Lock()
-        self._changes: dict[SandboxId, asyncio.Task[Any]] = {}
+        self._changes = Changes()
 
     # Opening
 
@@ -110,8 +111,7 @@ class CountedSandboxes(Sandboxes):
     async def move(
         self, sandbox: SandboxId, *, seen: State, to: State, draft: Draft, reason: str = ""
     ) -> SandboxInfo:
-        while (earlier := self._changes.get(sandbox)) is not None:
-            await asyncio.wait([earlier])  # its caller went away meanwhile; it is counted first
+        await self._changes.earlier(sandbox)  # whose caller went away meanwhile
         room = None
         if may_be_refused(seen, to):
             spec = (await self._inner.get(sandbox)).spec
@@ -131,19 +131,7 @@ class CountedSandboxes(Sandboxes):
         self, sandbox: SandboxId, change: Coroutine[Any, Any, T], done: Done[T], rooms: Rooms
     ) -> T:
         """A change that is made to its end, and counted then, whether or not its caller still waits. Of one that failed nothing is held."""
-        task = asyncio.get_running_loop().create_task(change)
-        self._changes[sandbox] = task
-
-        def ended(task: asyncio.Task[T]) -> None:
-            if self._changes.get(sandbox) is task:
-                del self._changes[sandbox]
-            if task.cancelled() or task.exception() is not None:
-                self._release(rooms)
-            else:
-                done(task.result())
-
-        task.add_done_callback(ended)
-        return await asyncio.shield(task)
+        return await self._changes.make(sandbox, change, done, lambda: self._release(rooms))
 
     def _release(self, rooms: Rooms) -> None:
         for room in rooms:
@@ -151,8 +139,7 @@ class CountedSandboxes(Sandboxes):
 
     async def settled(self) -> None:
         """Wait until every change that was begun is counted."""
-        while self._changes:
-            await asyncio.wait(self._changes.values())
+        await self._changes.settled()
 
     # Looking
 
@@ -189,6 +176,7 @@ class CountedVolumes(VolumeRecords):
     def __init__(self, inner: VolumeRecords, accounts: Accounts) -> None:
         self._inner = inner
         self._accounts = accounts
+        self._changes = Changes()
 
     async def load(self) -> None:
         """Count what is recorded, before anything changes."""
@@ -196,18 +184,22 @@ class CountedVolumes(VolumeRecords):
             self._accounts.ledger.put(info.project, volume(info))
 
     async def keep(self, info: VolumeInfo, draft: Draft) -> None:
-        room = self._accounts.room(info.project, volume(info))
-        try:
-            await self._inner.keep(info, draft)
-        except BaseException:
-            self._accounts.ledger.release(room)
-            raise
-        self._accounts.ledger.settle(room, volume(info))
+        ledger, room = self._accounts.ledger, self._accounts.room(info.project, volume(info))
+        await self._changes.make(
+            info.id,
+            self._inner.keep(info, draft),
+            lambda _: ledger.settle(room, volume(info)),
+            lambda: ledger.release(room),
+        )
 
     async def forget(self, project: str, name: str, draft: Draft) -> None:
         info = await self._inner.find(project, name)
-        await self._inner.forget(project, name, draft)
-        self._accounts.ledger.put(project, volume(info) * -1)
+        await self._changes.make(
+            info.id,
+            self._inner.forget(project, name, draft),
+            lambda _: self._accounts.ledger.put(project, volume(info) * -1),
+            _nothing,
+        )
 
     async def find(self, project: str, name: str) -> VolumeInfo:
         return await self._inner.find(project, name)
@@ -222,6 +214,7 @@ class CountedSnapshots(SnapshotRecords):
     def __init__(self, inner: SnapshotRecords, accounts: Accounts) -> None:
         self._inner = inner
         self._accounts = accounts
+        self._changes = Changes()
 
     async def load(self) -> None:
         """Count what is recorded, before anything changes."""
@@ -230,21 +223,29 @@ class CountedSnapshots(SnapshotRecords):
 
     async def keep(self, info: SnapshotInfo, draft: Draft) -> None:
         """See :class:`SnapshotRecords`.  Raises: OverQuota."""
-        room = self._accounts.room(info.spec.project, snapshot_of(info))
-        try:
-            await self._inner.keep(info, draft)
-        except BaseException:
-            self._accounts.ledger.release(room)
-            raise
-        self._accounts.ledger.settle(room, snapshot_of(info))
+        ledger, room = self._accounts.ledger, self._accounts.room(info.spec.project, snapshot_of(info))
+        await self._changes.make(
+            info.id,
+            self._inner.keep(info, draft),
+            lambda _: ledger.settle(room, snapshot_of(info)),
+            lambda: ledger.release(room),
+        )
 
     async def forget(self, snapshot: SnapshotId, draft: Draft) -> None:
         info = await self._inner.find(snapshot)
-        await self._inner.forget(snapshot, draft)
-        self._accounts.ledger.put(info.spec.project, snapshot_of(info) * -1)
+        await self._changes.make(
+            snapshot,
+            self._inner.forget(snapshot, draft),
+            lambda _: self._accounts.ledger.put(info.spec.project, snapshot_of(info) * -1),
+            _nothing,
+        )
 
     async def find(self, snapshot: SnapshotId) -> SnapshotInfo:
         return await self._inner.find(snapshot)
 
     async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
         return await self._inner.all(sandbox)
+
+
+def _nothing() -> None:
+    """What was to go is still there."""

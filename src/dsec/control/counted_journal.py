@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from secrets import token_hex
 from typing import Final
 
 from dsec.control.accounts import Accounts
+from dsec.control.changes import Changes
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft, Finding, Json, Phase, Record
 from dsec.ports.admission import QuotaSource
@@ -28,6 +30,7 @@ class CountedJournal(Journal):
         self._inner = inner
         self._accounts = accounts
         self._quotas = quotas
+        self._changes = Changes()
 
     async def append(self, *drafts: Draft) -> tuple[Receipt, ...]:
         """See :class:`Journal`.  Raises: OverQuota: an act would begin whose project has written all that it may."""
@@ -45,10 +48,15 @@ class CountedJournal(Journal):
             await self._know(sandbox)
         for sandbox in begins:
             self._accounts.check_written(sandbox, sizes[sandbox])
-        receipts = await self._inner.append(*drafts)
-        for sandbox, size in sizes.items():
-            self._accounts.wrote(sandbox, size)
-        return receipts
+        appending = self._inner.append(*drafts)
+        if not sizes:
+            return await appending
+
+        def stored(_: object) -> None:
+            for sandbox, size in sizes.items():
+                self._accounts.wrote(sandbox, size)
+
+        return await self._changes.make(token_hex(8), appending, stored, _nothing)
 
     async def _know(self, sandbox: SandboxId) -> None:
         """Count what it had written before we came, or before it had a quota."""
@@ -90,3 +98,7 @@ def _begins(draft: Draft) -> bool:
 def size_of(payload: Mapping[str, Json]) -> int:
     """Bytes of a payload."""
     return len(encode(dict(payload)))
+
+
+def _nothing() -> None:
+    """Nothing was written."""

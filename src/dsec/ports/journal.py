@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from dsec.errors import BadRequest, TooLarge
+from dsec.errors import BadRequest, RuntimeUnavailable, TooLarge
 from dsec.model.ids import SandboxId, SnapshotId
 from dsec.model.journal import Draft, Finding, Record
 from dsec.model.paging import PAGE, Page
@@ -34,9 +35,24 @@ class Standing(NamedTuple):
     layers: tuple[str, ...]
 
 
+class Unsettled(RuntimeUnavailable):
+    """A change was sent to the database, and nobody knows yet whether it was stored. The fact ``unknown`` says so to others.
+
+    Attributes:
+        fate: what the change gives, when it is found to be stored; cancelled when it was not, or when nobody will find out. It takes as long as
+            the database stays away, and no other change is stored before.
+    """
+
+    def __init__(self, message: str, *, fate: asyncio.Future[Any], hint: str = "") -> None:
+        super().__init__(message, hint=hint, unknown=True)
+        self.fate = fate
+
+
 class Journal(ABC):
     """Append-only, hash-chained per ``chain``, durable when ``append`` returns.
 
+    Every method that changes something raises:
+        Unsettled: it may have been stored, or not.
     Every method raises:
         StorageFull: nothing was stored.
         StoreDamaged: the database is not one of ours or is broken.

@@ -69,6 +69,11 @@ class Book:
         """How many more chains may come to wait for a signature."""
         return self._unsigned_max - len(self.unsigned)
 
+    @property
+    def reserve(self) -> int:
+        """What of it is for those who come one at a time, and do not wait."""
+        return self._unsigned_max // 4
+
     def settle(self, sheet: Sheet) -> None:
         """It was stored."""
         self.position, self.chains, self.specs = sheet.position, sheet.chains, sheet.specs

@@ -10,11 +10,11 @@ from typing import Any, Final
 from dsec.errors import DsecError
 from dsec.model.sandbox import State
 from dsec.stores.chain import prepare
-from dsec.stores.checkpoints import MAX_HEADS, CheckpointFile
+from dsec.stores.checkpoints import CheckpointFile
 from dsec.stores.keeper import Pace
 from dsec.stores.postgres import sql
-from dsec.stores.postgres.book import Book, Sheet
-from dsec.stores.postgres.faults import REFUSALS, is_gone, translate, unreachable
+from dsec.stores.postgres.book import Book, Extra, Sheet
+from dsec.stores.postgres.faults import REFUSALS, is_gone, is_read_only, translate, unreachable
 from dsec.stores.postgres.line import connect
 from dsec.stores.postgres.writer import Job, Writer
 from dsec.stores.retention import ENGINE, drop_note
@@ -46,10 +46,10 @@ class Flusher:
             position = self._book.position
             try:
                 if self._connection is None or self._connection.is_closed():
-                    self._connection = await connect(self._url, synchronous_commit="on")
+                    self._connection = await connect(self._url, writes=True, synchronous_commit="on")
                 status = await self._connection.execute(sql.FLUSH, position)
             except REFUSALS as error:
-                if is_gone(error):
+                if is_gone(error) or is_read_only(error):
                     await self.close()
                 raise translate(error) from error
             if status != "UPDATE 1":
@@ -78,6 +78,7 @@ class Keeper:
         self._signed = asyncio.Event()
         self._signing = asyncio.Lock()
         self._closing = False
+        self._promised = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -100,15 +101,27 @@ class Keeper:
                 await task
         await self.sign()
 
-    async def make_room(self, chains: int) -> None:
-        """Wait until so many more chains may come to wait for a signature, or it takes too long."""
-        with contextlib.suppress(TimeoutError):
+    async def take_room(self, chains: int) -> int:
+        """Wait until so many more chains may come to wait for a signature, or it takes too long.
+
+        Returns:
+            What to :meth:`give_room` when they are stored, or were not: nobody else is promised it meanwhile.
+        """
+        try:
             async with asyncio.timeout(_ROOM_SECONDS):
-                while self._book.room < chains:
+                while self._book.room - self._book.reserve < self._promised + chains:
                     self._signed.clear()
                     self._book.unsigned_records = max(self._book.unsigned_records, self._pace.records)
                     self._wake.set()
                     await self._signed.wait()
+        except TimeoutError:
+            return 0
+        self._promised += chains
+        return chains
+
+    def give_room(self, chains: int) -> None:
+        """What was taken is used, or not needed."""
+        self._promised -= chains
 
     async def sign(self) -> None:
         """Sign every unsigned head now.  Raises: StorageFull, RuntimeUnavailable."""
@@ -116,23 +129,25 @@ class Keeper:
             await self._sign()
 
     async def _sign(self) -> None:
+        position, heads, size = self._book.position, dict(self._book.unsigned), self._book.bytes
+        self._book.unsigned_records = 0
         await self._flusher.flush()  # what is signed must not be lost by the server
-        position, chains = self._book.position, list(self._book.unsigned)
-        known = {name: self._book.unsigned[name] for name in chains}
-        size, self._book.unsigned_records = self._book.bytes, 0
-        for start in range(0, len(chains), MAX_HEADS):
-            heads = {name: known[name] for name in chains[start : start + MAX_HEADS]}
-            place = await asyncio.to_thread(self._file.append, heads, self._book.now())
-            # The file first, synced; then the note in the database: the file is never behind the note.
-            extra = [(sql.MARK, ("checkpoint", place.n, place.digest), 1)]
-            if start + MAX_HEADS >= len(chains):
-                extra += [(sql.MARK, (name, number, b""), 1) for name, number in
-                          (("signed", position), ("bytes", size), ("counted", position))]  # fmt: skip
-            await self._writer.run(Job(lambda sheet, _, extra=extra: sheet.extra.extend(extra)))  # type: ignore[misc]
-            for name, head in heads.items():
-                if self._book.unsigned.get(name) == head:
-                    del self._book.unsigned[name]
-            self._signed.set()
+        if not heads:
+            return
+        place = await asyncio.to_thread(self._file.append, heads, self._book.now())
+        # The file first, synced; then the note in the database: the file is never behind the note.
+        marks = (
+            ("checkpoint", place.n, place.digest),
+            ("signed", position, b""),
+            ("bytes", size, b""),
+            ("counted", position, b""),
+        )
+        extra: list[Extra] = [(sql.MARK, mark, 1) for mark in marks]
+        await self._writer.run(Job(lambda sheet, _: sheet.extra.extend(extra)))
+        for name, head in heads.items():
+            if self._book.unsigned.get(name) == head:
+                del self._book.unsigned[name]
+        self._signed.set()
 
     # Keeping the bound: see dsec.stores.retention
 

@@ -78,6 +78,7 @@ class Parts:
             async def claim(connection: Any) -> None:
                 nonlocal owner
                 owner = await self._claim(connection, directory, key, engine_id)
+                self.line.owner = owner[0]
 
             async def again(connection: Any) -> None:
                 await (self.writer.recover(connection) if hasattr(self, "writer") else claim(connection))

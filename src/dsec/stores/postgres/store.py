@@ -152,7 +152,7 @@ class PostgresStore(Journal, Sandboxes):
         batch = await asyncio.to_thread(
             lambda: [(i, to_row(i), of_chain(i.id, d)) for i, d in zip(infos, drafts, strict=True)]
         )
-        await self._parts.keeper.make_room(len(batch))
+        keeper = self._parts.keeper
 
         def apply(sheet: Sheet, rows: list[Any]) -> None:
             del rows
@@ -162,7 +162,11 @@ class PostgresStore(Journal, Sandboxes):
         names = tuple([info.id for info in infos])
         specs = tuple({row[-1] for _, row, _ in batch})
         size = sum(len(one.payload) for _, _, one in batch)
-        await self._writer.run(Job(apply, names=names, new=True, specs=specs, size=size))
+        promised = await keeper.take_room(len(batch))
+        try:
+            await self._writer.run(Job(apply, names=names, new=True, specs=specs, size=size))
+        finally:
+            keeper.give_room(promised)
 
     async def move(
         self, sandbox: SandboxId, *, seen: State, to: State, draft: Draft, reason: str = ""

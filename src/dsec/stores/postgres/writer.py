@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-from dsec.errors import Busy, Conflict, DsecError, RuntimeUnavailable, StoreDamaged
+from dsec.errors import Busy, Conflict, DsecError, StoreDamaged
+from dsec.failpoints import reach
+from dsec.ports.journal import Unsettled
 from dsec.stores.ledger import Head
 from dsec.stores.postgres import sql
 from dsec.stores.postgres.book import Book, Found, LivingRow, Sheet, arguments_of, spec_digest
-from dsec.stores.postgres.faults import REFUSALS, is_gone, translate
+from dsec.stores.postgres.faults import REFUSALS, is_gone, is_read_only, translate
 from dsec.stores.postgres.line import Line
 from dsec.stores.sandbox_codec import from_row
 
@@ -27,6 +30,10 @@ _BOUND: Final = 4096
 _BOUND_BYTES: Final = 64 * 2**20
 _KEPT_BYTES: Final = 16 * 2**20
 _LARGE: Final = 100  # chains: such a job is a transaction of its own
+_SENDS: Final = 5  # of one sheet, by connections that are lost again and again
+_LOOK_SECONDS: Final = (
+    1.0  # between two looks for what became of a sheet, while nobody asks for anything else
+)
 
 
 @dataclass(slots=True)
@@ -56,6 +63,24 @@ class _Waiting:
     probed: list[Any] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Doubt:
+    """A sheet of which nobody knows whether it was stored, and the fates of its jobs: (what they give, who wants to know)."""
+
+    sheet: Sheet
+    fates: list[tuple[Any, asyncio.Future[Any]]] = field(default_factory=list)
+
+    def end(self, *, stored: bool) -> None:
+        """It is known."""
+        for value, fate in self.fates:
+            if fate.done():
+                continue
+            if stored:
+                fate.set_result(value)
+            else:
+                fate.cancel()
+
+
 class Writer:
     """Runs jobs in the order in which they came.
 
@@ -73,7 +98,7 @@ class Writer:
         self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._closing = False
-        self._unknown: Sheet | None = None
+        self._doubt: _Doubt | None = None
         self.kept: deque[Sheet] = deque()
         self.kept_bytes = 0
         self.committed: Callable[[], None] = lambda: None
@@ -88,7 +113,7 @@ class Writer:
 
         Raises:
             Busy: too many jobs wait. Conflict: the store is closed.
-            RuntimeUnavailable: the database is away; with the fact ``unknown`` nobody knows yet whether this was stored.
+            Unsettled: the database is away, and nobody knows yet whether this was stored. RuntimeUnavailable: it was not.
             StorageFull, StoreDamaged: nothing was stored.
         """
         if self._closing:
@@ -108,6 +133,8 @@ class Writer:
         self._wake.set()
         if self._task is not None:
             await self._task
+        if self._doubt is not None:
+            self._doubt.end(stored=False)
 
     def flushed(self, position: int) -> None:
         """The server has all records up to that position on its disk."""
@@ -143,7 +170,7 @@ class Writer:
                 if self._closing:
                     return
                 self._wake.clear()
-                await self._wake.wait()
+                await self._woken()
             batch = self._take()
             try:
                 await self._together(batch)
@@ -151,6 +178,17 @@ class Writer:
                 error = translate(exc)
                 for waiting in batch:
                     _tell(waiting, error)
+
+    async def _woken(self) -> None:
+        """Somebody asks for something. Until then it is looked what became of a sheet in doubt."""
+        while self._doubt is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._wake.wait()
+                    return
+            with suppress(DsecError, *REFUSALS):
+                await self._find_out(await self._line.ready(patience=0.0))
+        await self._wake.wait()
 
     def _take(self) -> list[_Waiting]:
         """Those that go into one transaction: a job that reads or is large is alone."""
@@ -178,7 +216,11 @@ class Writer:
                 sheet.take(own)
                 done.append(waiting)
         if not sheet.empty:
-            await self._store(sheet)
+            try:
+                await self._store(sheet)
+            except (DsecError, *REFUSALS) as error:
+                self._leave_open(sheet, done, translate(error))
+                raise
         for waiting in done:
             if not waiting.future.done():
                 waiting.future.set_result(waiting.value)
@@ -225,45 +267,52 @@ class Writer:
         if row is not None:
             found.heads[name] = Head(0, int(row[0]), bytes.fromhex(row[1]))
 
+    def _leave_open(self, sheet: Sheet, jobs: list[_Waiting], error: DsecError) -> None:
+        """If nobody knows whether that sheet was stored, tell those of its jobs so, and let them hear of it when it is known."""
+        if self._doubt is None or self._doubt.sheet is not sheet:
+            return
+        loop = asyncio.get_running_loop()
+        for waiting in jobs:
+            fate: asyncio.Future[Any] = loop.create_future()
+            self._doubt.fates.append((waiting.value, fate))
+            if not waiting.future.done():
+                words = f"{error.message}; whether this was stored is found out when it can be"
+                waiting.future.set_exception(Unsettled(words, hint=error.hint, fate=fate))
+
     async def _store(self, sheet: Sheet) -> None:
-        """Raises: RuntimeUnavailable: nobody knows whether it was stored. StorageFull, StoreDamaged: it was not."""
-        while True:
-            connection = await self._reached(sheet)
+        """Raises: RuntimeUnavailable: it was not stored, or is in doubt. StorageFull, StoreDamaged: it was not."""
+        for left in reversed(range(_SENDS)):
+            connection = await self._line.ready()
+            reach("journal.begin")
+            asyncio.get_running_loop().call_soon(reach, "journal.written")  # while the answer is awaited
             try:
                 await _send(connection, sheet)
             except REFUSALS as error:
+                if is_read_only(error):
+                    self._line.lost()
                 if not is_gone(error):
                     raise
-                self._unknown = sheet
+                self._doubt = _Doubt(sheet)
                 self._line.lost()
-                connection = await self._reached(sheet)
-                if not await self._is_there(connection, sheet):
-                    self._unknown = None
+                if not await self._is_there(await self._line.ready(), sheet):
+                    self._doubt = None
+                    if not left:  # it may be what the server dies of
+                        raise
                     continue
-            self._unknown = None
+            reach("journal.committed")
+            self._doubt = None
             self._settled(sheet)
             return
 
-    async def _reached(self, sheet: Sheet) -> Any:
-        try:
-            return await self._line.ready()
-        except RuntimeUnavailable as error:
-            if self._unknown is sheet:
-                raise RuntimeUnavailable(
-                    f"{error.message}; whether this was stored is found out when it can be",
-                    hint=error.hint,
-                    unknown=True,
-                ) from error
-            raise
-
     async def _find_out(self, connection: Any) -> None:
         """What became of a sheet whose fate could not be told."""
-        sheet = self._unknown
-        if sheet is not None:
-            there = await self._is_there(connection, sheet)
-            self._unknown = None
+        doubt = self._doubt
+        if doubt is not None:
+            there = await self._is_there(connection, doubt.sheet)
+            self._doubt = None
             if there:
-                self._settled(sheet)
+                self._settled(doubt.sheet)
+            doubt.end(stored=there)
 
     async def _is_there(self, connection: Any, sheet: Sheet) -> bool:
         if not sheet.records:
@@ -273,7 +322,7 @@ class Writer:
         except REFUSALS as error:
             if is_gone(error):
                 self._line.lost()
-                return await self._is_there(await self._reached(sheet), sheet)
+                return await self._is_there(await self._line.ready(), sheet)
             raise
         if digest is not None and digest != sheet.records[-1][9]:
             raise StoreDamaged("the database was written to by somebody else", hint="run `dsec audit verify`")
