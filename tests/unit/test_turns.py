@@ -338,7 +338,7 @@ async def test_running_ones_are_learnt_from() -> None:
     rig = Rig()
     measured = asyncio.Event()
 
-    async def measure(count: int) -> list[tuple[SandboxSpec, int]]:
+    def measure(count: int) -> list[tuple[SandboxSpec, int]]:
         assert count > 0
         measured.set()
         return [(spec(), 10 * MIB)] * 8

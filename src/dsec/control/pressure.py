@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,7 +21,7 @@ SAMPLE: Final = 16  # running sandboxes that are measured each time
 
 Read = Callable[[], Memory | None]
 Sample = tuple[SandboxSpec, int]
-Measure = Callable[[int], Awaitable[Sequence[Sample]]]
+Measure = Callable[[int], Sequence[Sample]]
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class Pressure:
         while True:
             guessing = any(not self.expectations.knows(fresh.spec) for fresh in self._fresh.values())
             await asyncio.sleep(min(every, QUICKLY) if guessing else every)
-            for spec, size in await measure(SAMPLE):
+            for spec, size in measure(SAMPLE):
                 self.expectations.learn(spec, size)
 
     async def close(self) -> None:

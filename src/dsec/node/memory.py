@@ -127,7 +127,7 @@ class Measured:
         self._table = table
         self._round: deque[SandboxId] = deque()
 
-    async def sample(self, count: int) -> list[tuple[SandboxSpec, int]]:
+    def sample(self, count: int) -> list[tuple[SandboxSpec, int]]:
         """Bytes that up to ``count`` of them take now; one that cannot be measured is left out. None is woken for it."""
         if not self._round:
             self._round.extend(handle.id for handle in self._table)
@@ -137,7 +137,7 @@ class Measured:
             if handle is None or handle.info.state is not State.RUNNING:
                 continue
             try:
-                size = (await handle.runtime.metrics(handle.id)).memory_bytes
+                size = handle.runtime.memory(handle.id)
             except (DsecError, OSError):
                 continue
             if size > 0:

@@ -127,6 +127,10 @@ class ReadyRuntime(Runtime):
         """See :class:`Runtime`."""
         return await self._inner.metrics(sandbox)
 
+    def memory(self, sandbox: SandboxId) -> int:
+        """See :class:`Runtime`."""
+        return self._inner.memory(sandbox)
+
     async def dial(self, sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
         """See :class:`Runtime`."""
         return await self._inner.dial(sandbox, port, timeout)

@@ -149,6 +149,10 @@ class Runtime(ABC):
     async def metrics(self, sandbox: SandboxId) -> Metrics:
         """Figures now.  Raises: NotFound."""
 
+    @abstractmethod
+    def memory(self, sandbox: SandboxId) -> int:
+        """Bytes that it takes now, -1 unknown: one figure that the kernel has at hand, read without waiting.  Raises: NotFound."""
+
     async def dial(self, sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
         """A TCP socket, not blocking, connected to 127.0.0.1:``port`` inside the sandbox, and nowhere else whatever became of it.
 

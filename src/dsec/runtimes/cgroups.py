@@ -165,6 +165,14 @@ class Figures:
         except OSError:
             return -1
 
+    def memory(self, slot: int) -> int:
+        """Bytes now, -1 unknown. One read of what the kernel counts anyway."""
+        at = self._at("memory", slot)
+        if at is None:
+            return -1
+        path, v2 = at
+        return _number(path / ("memory.current" if v2 else "memory.usage_in_bytes"))
+
     def _memory(self, slot: int) -> tuple[int, int]:
         at = self._at("memory", slot)
         if at is None:

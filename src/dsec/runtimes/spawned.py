@@ -256,6 +256,10 @@ class SpawnedRuntime(Runtime):
         disk = await self._disk_used(sandbox)
         return await asyncio.to_thread(self._figures.read, known.slot, known.base, disk)
 
+    def memory(self, sandbox: SandboxId) -> int:
+        """See :class:`Runtime`."""
+        return self._figures.memory(self._at(sandbox).slot)
+
     def _ended(self, event: EndedEvent) -> None:
         sandbox = SandboxId(event.id)
         known = self._all.get(sandbox)

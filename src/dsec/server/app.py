@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import dsec
 from dsec.errors import DsecError
@@ -101,12 +101,21 @@ class Application(FastAPI):
             setattr(self.state, name, part)
         for router in routers:
             self.include_router(router)
+        self.state.routes = (*self.router.routes, *(route for router in routers for route in router.routes))
         self._routers = routers
         self.door = Door(super().build_middleware_stack(), gate, Hot(_HOT))
         meters = parts.get("meters")
         self._outermost = (
             Metered(self.door, meters.traffic) if isinstance(meters, metrics.Meters) else self.door
         )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What FastAPI looks for before each request, a tracer, is not looked for: it would come before the door."""
+        if scope["type"] == "lifespan":
+            await super().__call__(scope, receive, send)
+            return
+        scope["app"] = self
+        await self._outermost(scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
         """The door, and all of FastAPI behind it; figures are taken before it."""

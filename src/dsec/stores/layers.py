@@ -10,19 +10,22 @@ that sandbox. A slot without a link is nobody's, and is emptied when the pool is
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 
 from dsec.errors import BadRequest, CleanupFailed, Conflict, NotFound, StorageFull, StoreDamaged
+from dsec.handover import handed
 from dsec.model.ids import SandboxId, SnapshotId, parse_sandbox_id
 from dsec.model.sandbox import MIB
 from dsec.ports.storage import Layers
@@ -78,7 +81,7 @@ class BtrfsLayers(Layers):
         self._shelf = self._worker.shelf
         self._closing = False
         self._closed = False
-        self._limiter = CapacityLimiter(_THREADS)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="dsec-pool")
         self._gate = threading.Semaphore(_THREADS)
         self.snapshots = BtrfsSnapshots(
             pool.directory,
@@ -114,14 +117,9 @@ class BtrfsLayers(Layers):
         """
         if not 0 <= shelf <= KEPT:
             raise BadRequest(f"shelf: {shelf} is not a number from 0 to {KEPT}")
-        pool = await to_thread.run_sync(partial(open_pool, state_dir, size_bytes, durable=durable))
+        pool = await handed(partial(open_pool, state_dir, size_bytes, durable=durable), Pool.close)
         layers = cls(pool, shelf=shelf, durable=durable)
-        try:
-            await to_thread.run_sync(layers._start)
-        except BaseException:
-            layers._closed = True
-            pool.close()
-            raise
+        await handed(layers._begin, lambda _: layers._stop())
         return layers
 
     # What the port asks for. Nothing here touches the disk on the event loop.
@@ -227,6 +225,7 @@ class BtrfsLayers(Layers):
         if not self._closed:
             self._closed = True
             await to_thread.run_sync(self._stop)
+            self._threads.shutdown(wait=False)
 
     # Claims.
 
@@ -237,7 +236,7 @@ class BtrfsLayers(Layers):
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         self._check_open()
-        return await to_thread.run_sync(partial(self._guarded, work), limiter=self._limiter)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._guarded, work)
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
         """Runs in a thread. Whoever waits for it may be cancelled, but the descriptors stay open until it is done."""
@@ -295,8 +294,7 @@ class BtrfsLayers(Layers):
         except BaseException:
             self._return(slot)
             raise
-        self._give(claim, slot)
-        return Path(slot.name)
+        return self._given(sandbox, claim, slot)
 
     def _copy(self, origin: str, sandbox: SandboxId, claim: _Claim, limit: int) -> Path:
         """A slot that begins with what another holds."""
@@ -308,7 +306,13 @@ class BtrfsLayers(Layers):
         except OSError as error:
             self._return(slot)
             raise _translated(error, sandbox) from error
+        return self._given(sandbox, claim, slot)
+
+    def _given(self, sandbox: SandboxId, claim: _Claim, slot: Slot) -> Path:
+        """Give it, with its link. Where the claim has ended meanwhile, the link goes: the slot will be another's."""
         self._give(claim, slot)
+        if claim.ended and self._durable:
+            self._forget(sandbox)
         return Path(slot.name)
 
     def _return(self, slot: Slot | None) -> None:
@@ -324,6 +328,14 @@ class BtrfsLayers(Layers):
             raise CleanupFailed(
                 f"the layer of {sandbox} cannot be removed: {error.strerror}", errno=error.errno
             ) from error
+
+    def _begin(self) -> None:
+        try:
+            self._start()
+        except BaseException:
+            self._closed = True
+            self._pool.close()
+            raise
 
     def _start(self) -> None:
         """Take over what is there, fill the shelf, start the worker.  Raises: StoreDamaged."""

@@ -740,6 +740,10 @@ class FakeRuntime(Runtime):
     async def metrics(self, sandbox: SandboxId) -> Metrics:
         return Metrics(oom_kills=self._need(sandbox).oom_kills, pids=1)
 
+    def memory(self, sandbox: SandboxId) -> int:
+        self._need(sandbox)
+        return -1
+
     async def dial(self, sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
         del timeout
         self._need(sandbox)

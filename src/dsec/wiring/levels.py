@@ -77,6 +77,10 @@ class Refused(Runtime):
         del sandbox
         return Metrics()
 
+    def memory(self, sandbox: SandboxId) -> int:
+        del sandbox
+        return -1
+
 
 @dataclass(slots=True)
 class Parts:
