@@ -113,6 +113,26 @@ async def test_more_heads_than_are_cached(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_many_at_once_wait_for_signatures_and_leave_room_for_others(tmp_path: Path) -> None:
+    store = await opened(tmp_path, pace=Pace(records=500, seconds=0.05))
+    store._ledger._unsigned_max = 2500
+
+    async def add() -> None:
+        for _ in range(4):
+            infos = [sandbox(state=State.COLD) for _ in range(600)]
+            await store.add_many(infos, [note(info.id) for info in infos])
+            assert store._ledger.room > 600
+            await store.append(note(infos[0].id))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(add)
+    assert await store.count() == {State.COLD: 9600}
+    assert store._parts.keeper._promised == 0
+    await store.close()
+    assert await findings(tmp_path) == []
+
+
 async def test_the_log_stays_short_and_heads_are_signed_while_open(tmp_path: Path) -> None:
     store = await opened(tmp_path, pace=Pace(records=100, seconds=3600.0, wal_bytes=2**20))
     wal = tmp_path / "state" / "journal.db-wal"

@@ -215,9 +215,16 @@ async def lived(store: PostgresStore) -> SandboxInfo:
 async def test_many_heads_are_signed_while_more_come(postgres_url: str, tmp_path: Path) -> None:
     store = await opened(postgres_url, tmp_path, pace=Pace(records=500, seconds=0.05))
     store._book._unsigned_max = 2500
-    for _ in range(8):
-        infos = [replace(sandbox(state=State("cold")), expires_at=0.0) for _ in range(1000)]
-        await store.add_many(infos, [note(info.id) for info in infos])
+
+    async def add() -> None:
+        for _ in range(2):
+            infos = [replace(sandbox(state=State("cold")), expires_at=0.0) for _ in range(1000)]
+            await store.add_many(infos, [note(info.id) for info in infos])
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(add)
+    assert store._parts.keeper._promised == 0
     assert await store.count() == {State("cold"): 8000}
     await store.close()
     assert await findings(postgres_url, tmp_path) == []

@@ -57,10 +57,20 @@ def created(info: SandboxInfo, files_of: SandboxId | SnapshotId | None = None) -
     return Draft(chain=info.id, act="sandbox.create", phase=Phase.INTENT, payload=payload)
 
 
-def recorded(info: SandboxInfo) -> Draft:
-    """A sandbox that is recorded, and is made when somebody uses it."""
-    made = created(info)
-    return Draft(chain=info.id, act=made.act, phase=Phase.NOTE, payload={**made.payload, "cold": True})
+def recorded(infos: Sequence[SandboxInfo]) -> list[Draft]:
+    """Sandboxes that are recorded, all of one specification, and are made when somebody uses them."""
+    first = created(infos[0])
+    alike = {**first.payload, "cold": True}
+    return [
+        Draft(
+            chain=info.id,
+            act=first.act,
+            phase=Phase.NOTE,
+            actor=first.actor,
+            payload={**alike, "session": info.session_id},
+        )
+        for info in infos
+    ]
 
 
 def failure(error: DsecError) -> dict[str, Json]:

@@ -126,10 +126,17 @@ class Lifecycle(SandboxService):
         if spec.volumes:
             await self._claims.meanings(spec)
         await runtime.rehearse(replace(plan_for(SandboxId(""), spec), volumes=()))
+        infos, notes = await asyncio.to_thread(self._cold, spec, runtime, count)
+        self._check_open()
+        await settled(self._kit.work.start(self._kit.sandboxes.add_many(infos, notes)), ignore)
+        return tuple([info.id for info in infos])
+
+    def _cold(
+        self, spec: SandboxSpec, runtime: Runtime, count: int
+    ) -> tuple[Sequence[SandboxInfo], Sequence[Draft]]:
+        """So many, and what the journal says of each: on a thread, as a thousand take a while."""
         infos = [self._info(new_sandbox_id(), spec, runtime, State.COLD) for _ in range(count)]
-        recording = self._kit.sandboxes.add_many(infos, [drafts.recorded(info) for info in infos])
-        await settled(self._kit.work.start(recording), ignore)
-        return tuple(info.id for info in infos)
+        return infos, drafts.recorded(infos)
 
     def _check_open(self) -> None:
         if self.closing:

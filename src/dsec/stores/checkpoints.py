@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -109,33 +109,40 @@ class CheckpointFile:
         self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def append(self, heads: Mapping[str, Head], at: float) -> Place:
-        """Sign ``heads`` and sync. On failure the file is as before.
+        """Sign ``heads``, in as many lines as they need, and sync once. On failure the file is as before.
 
         Raises:
             StorageFull: it cannot be written.
         """
-        body = {
-            "at": at,
-            "engine": self._engine,
-            "heads": [[chain, head.seq, head.digest.hex()] for chain, head in heads.items()],
-            "n": self.place.n + 1,
-            "previous": self.place.digest.hex(),
-            "v": 1,
-        }
-        text = json.dumps(body, separators=(",", ":")).encode("ascii")
-        signature = base64.b64encode(self._key.sign(text))
-        line = text[:-1] + _SIGNATURE + signature + b'"}\n'
-        before = os.fstat(self._fd).st_size
+        before, place = os.fstat(self._fd).st_size, self.place
+        signed = list(heads.items())
         try:
-            written = os.write(self._fd, line)
-            if written != len(line):
-                raise OSError(f"{written} of {len(line)} bytes were written")
+            for start in range(0, max(len(signed), 1), MAX_HEADS):
+                line = self._line(signed[start : start + MAX_HEADS], place, at)
+                written = os.write(self._fd, line)
+                if written != len(line):
+                    raise OSError(f"{written} of {len(line)} bytes were written")
+                place = Place(place.n + 1, hashlib.sha256(line).digest())
             os.fdatasync(self._fd)
         except OSError as exc:
             os.ftruncate(self._fd, before)
             raise StorageFull(f"a checkpoint cannot be written: {exc}") from exc
-        self.place = Place(self.place.n + 1, hashlib.sha256(line).digest())
-        return self.place
+        self.place = place
+        return place
+
+    def _line(self, heads: Sequence[tuple[str, Head]], before: Place, at: float) -> bytes:
+        """The one after ``before``."""
+        body = {
+            "at": at,
+            "engine": self._engine,
+            "heads": [[chain, head.seq, head.digest.hex()] for chain, head in heads],
+            "n": before.n + 1,
+            "previous": before.digest.hex(),
+            "v": 1,
+        }
+        text = json.dumps(body, separators=(",", ":")).encode("ascii")
+        signature = base64.b64encode(self._key.sign(text))
+        return text[:-1] + _SIGNATURE + signature + b'"}\n'
 
     def close(self) -> None:
         """Close the descriptor."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 from anyio import to_thread
 
 from dsec.errors import BadRequest, Conflict, StoreDamaged, TooLarge
+from dsec.handover import handed
 from dsec.model.ids import SandboxId
 from dsec.model.journal import Draft, Finding, Json, Phase, Record
 from dsec.model.paging import PAGE, Page
@@ -23,6 +24,7 @@ from dsec.ports.journal import Journal, Receipt, Sandboxes, Standing, check_many
 from dsec.stores import journal_sql as sql
 from dsec.stores import schema
 from dsec.stores.audit import audit
+from dsec.stores.batch import Batch, prepared
 from dsec.stores.chain import Prepared, prepare
 from dsec.stores.keeper import Pace
 from dsec.stores.listing import classes_of, page_of, query_of, standing_of
@@ -56,6 +58,7 @@ class SqliteStore(Journal, Sandboxes):
         self._ledger = parts.ledger
         self._memory = parts.memory
         self._now = parts.now
+        self._batch = Batch(parts.db, parts.ledger, parts.memory)
         self._read_lock = threading.Lock()
         self._closed = False
         self.snapshots = SqliteSnapshots(parts.db, parts.writer, parts.ledger, self._query)
@@ -84,8 +87,9 @@ class SqliteStore(Journal, Sandboxes):
             StorageFull.
         """
         sources = Files(directory, key, checkpoint_file or directory / CHECKPOINTS)
-        return await to_thread.run_sync(
-            lambda: cls(Parts(sources, engine_id, durability, pace or Pace(), now)), abandon_on_cancel=False
+        return await handed(
+            lambda: cls(Parts(sources, engine_id, durability, pace or Pace(), now)),
+            lambda store: store._parts.close(),
         )
 
     async def close(self) -> None:
@@ -146,17 +150,18 @@ class SqliteStore(Journal, Sandboxes):
 
     async def add_many(self, infos: Sequence[SandboxInfo], drafts: Sequence[Draft]) -> None:
         check_many(infos, drafts)
-        batch = await to_thread.run_sync(lambda: _prepared(infos, drafts))
-        await to_thread.run_sync(self._parts.keeper.make_room, len(batch))
+        many = await to_thread.run_sync(prepared, infos, drafts)
+        keeper = self._parts.keeper
 
         def job() -> None:
-            for info, row, prepared in batch:
-                self._insert(info, row, prepared)
-            self._ledger.bytes += _ROW_BYTES * len(batch)
-            for info, _, _ in batch:
-                self._memory.tally.stage(info.spec.project, None, info.state)
+            self._batch.add(many)
+            self._ledger.bytes += _ROW_BYTES * len(many)
 
-        await self._writer.run(job, size=sum(len(one.payload) for _, _, one in batch), long=True)
+        promised = await to_thread.run_sync(keeper.take_room, len(many), abandon_on_cancel=False)
+        try:
+            await self._writer.run(job, size=sum(len(one.prepared.payload) for one in many), long=True)
+        finally:
+            keeper.give_room(promised)
 
     def _insert(self, info: SandboxInfo, row: Row, prepared: Prepared) -> int:
         """Its row and its first record, in the transaction under way; the number of its chain.  Raises: Conflict."""
@@ -306,10 +311,3 @@ class SqliteStore(Journal, Sandboxes):
             raise Conflict("the journal is closed")
         with translated():
             return self._parts.reader.execute(text, args).fetchall()
-
-
-def _prepared(
-    infos: Sequence[SandboxInfo], drafts: Sequence[Draft]
-) -> list[tuple[SandboxInfo, Row, Prepared]]:
-    """Each as it will be stored."""
-    return [(info, to_row(info), of_chain(info.id, draft)) for info, draft in zip(infos, drafts, strict=True)]

@@ -40,11 +40,29 @@ LIST: Final = f"""
     WHERE c.class IN (SELECT value FROM json_each(?)) AND c.state IN (SELECT value FROM json_each(?))
     ORDER BY c.created, c.name
 """  # noqa: S608 - of constants
-ADD: Final = """
-    INSERT OR IGNORE INTO chain
-        (name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, class, project, spec_number)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
+_SANDBOX: Final = "name, state, ended, expires, reason, created, session, workdir, boot, boot_at, flags, class, project, spec_number"
+ADD: Final = f"INSERT OR IGNORE INTO chain ({_SANDBOX}) VALUES ({', '.join('?' * 14)})"  # noqa: S608 - of constants
+_ADD_MANY: Final = f"INSERT OR IGNORE INTO chain (number, {_SANDBOX}) VALUES "  # noqa: S608 - of constants
+LAST_CHAIN: Final = "SELECT coalesce(max(number), 0) FROM chain"
+NUMBER: Final = "SELECT number FROM chain WHERE name = ?"
+_INSERT: Final = "INSERT INTO record (id, at, act, phase, ref, actor, payload, digest, position) VALUES "
+INSERT: Final = f"{_INSERT}({', '.join('?' * 9)})"
+
+
+def add_many(count: int) -> str:
+    """As :data:`ADD`, so many rows, each with its number before it."""
+    return _ADD_MANY + _places(15, count)
+
+
+def insert_many(count: int) -> str:
+    """As :data:`INSERT`, so many records."""
+    return _INSERT + _places(9, count)
+
+
+def _places(columns: int, rows: int) -> str:
+    return ", ".join([f"({', '.join('?' * columns)})"] * rows)
+
+
 # What an update does not name, its indexes need not be written for.
 CHANGE: Final = "UPDATE chain SET state = ?, ended = ?, reason = ? WHERE number = ? AND state = ?"
 CHANGE_ALL: Final = """

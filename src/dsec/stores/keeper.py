@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from dsec.errors import DsecError
-from dsec.stores.checkpoints import MAX_HEADS, CheckpointFile, Place
-from dsec.stores.ledger import Head, Ledger
+from dsec.stores.checkpoints import CheckpointFile
+from dsec.stores.ledger import Ledger
 from dsec.stores.retention import Retention
 from dsec.stores.schema import begin_log, transaction, translated
 from dsec.stores.writer import Writer
@@ -77,6 +77,8 @@ class Keeper:
         self._nudged = False
         self._closing = False
         self._room = threading.Event()  # set when heads were signed
+        self._promises = threading.Lock()
+        self._promised = 0
         self._wake = threading.Condition(threading.Lock())
         self._thread = threading.Thread(target=self._work, name="dsec-journal-keeper", daemon=True)
         self._db.execute("PRAGMA busy_timeout = 0")
@@ -102,36 +104,48 @@ class Keeper:
     def sign(self) -> None:
         """Sign every unsigned head now.  Raises: StorageFull."""
         with self._writer.alone():
-            # What is signed below is at least what these chains are now: all records up to here are covered when it is done.
-            position, chains = self._ledger.position, list(self._ledger.unsigned)
+            position, heads = self._ledger.position, dict(self._ledger.unsigned)
             self._ledger.unsigned_records = 0
             self._signed_at = time.monotonic()
-        for start in range(0, len(chains), MAX_HEADS):
-            with self._writer.alone():
-                unsigned = self._ledger.unsigned
-                heads = {name: unsigned[name] for name in chains[start : start + MAX_HEADS]}
-            place = self._file.append(heads, self._now())
-            # The file first, synced; then the note in the journal: the file is never behind the note.
-            self._note(heads, place, position if start + MAX_HEADS >= len(chains) else 0)
-
-    def _note(self, heads: dict[str, Head], place: Place, position: int) -> None:
-        """Say in the journal that these heads are signed and, where it is not 0, all records up to that position."""
+        if not heads:
+            return
+        place = self._file.append(heads, self._now())
+        # The file first, synced; then the note in the journal: the file is never behind the note.
         with self._writer.alone() as db, translated():
             with transaction(db):
                 db.execute(_NOTED, (place.n, place.digest))
-                if position:
-                    db.execute(_SIGNED, (position,))
+                db.execute(_SIGNED, (position,))
             for chain in self._ledger.unmoved(heads):
                 del self._ledger.unsigned[chain]
         self._room.set()
 
-    def make_room(self, chains: int) -> None:
-        """Wait until so many more chains may come to wait for a signature, or it takes too long. Blocks."""
+    def take_room(self, chains: int) -> int:
+        """Wait until so many more chains may come to wait for a signature, or it takes too long. Blocks.
+
+        Returns:
+            What to :meth:`give_room` when they are stored, or were not: nobody else is promised it meanwhile.
+        """
         deadline = time.monotonic() + _PATIENCE
-        while self._ledger.room < chains and (left := deadline - time.monotonic()) > 0:
+        while not self._promise(chains):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return 0
             self._room.clear()
             self._nudge()
             self._room.wait(min(left, 1.0))
+        return chains
+
+    def give_room(self, chains: int) -> None:
+        """What was taken is used, or not needed."""
+        with self._promises:
+            self._promised -= chains
+
+    def _promise(self, chains: int) -> bool:
+        with self._promises:
+            if self._ledger.room - self._ledger.reserve < self._promised + chains:
+                return False
+            self._promised += chains
+            return True
 
     def shorten(self) -> None:
         """Move the write-ahead log into the database, and begin the log anew when nobody appends just now, or it is overdue.

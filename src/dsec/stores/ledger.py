@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dsec.errors import StorageFull, StoreDamaged
 from dsec.stores.chain import GENESIS, Prepared, link_fields
+from dsec.stores.journal_sql import INSERT
 from dsec.stores.schema import SEQ_BITS, SEQ_MAX
 
-_INSERT: Final = (
-    "INSERT INTO record (id, at, act, phase, ref, actor, payload, digest, position)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
 _CHAIN: Final = "SELECT number FROM chain WHERE name = ?"
 _NEW_CHAIN: Final = "INSERT INTO chain (name) VALUES (?)"
 # A chain that was dropped goes on where it ended: a record of the chain "engine" says where. See retention.py.
@@ -69,6 +66,7 @@ class Ledger:
         self._unsigned_max = unsigned_max
         self._heads: dict[str, Head] = {}
         self._staged: dict[str, Head] = {}
+        self._cold: dict[str, Head] = {}
         self._undo: list[tuple[str, Head | None]] = []
         self.unsigned: dict[str, Head] = {}
         self.unsigned_records = 0
@@ -97,7 +95,12 @@ class Ledger:
     @property
     def room(self) -> int:
         """How many more chains may come to wait for a signature."""
-        return self._unsigned_max - len(self.unsigned) - len(self._staged)
+        return self._unsigned_max - len(self.unsigned) - len(self._staged) - len(self._cold)
+
+    @property
+    def reserve(self) -> int:
+        """What of that is for those who come one at a time, and do not wait."""
+        return self._unsigned_max // 4
 
     def born(self, chain: str, number: int) -> None:
         """The caller inserted the row of a new chain in this transaction; its first record follows.
@@ -115,32 +118,51 @@ class Ledger:
         Raises:
             StorageFull: signed checkpoints could not be written for too long, or the chain has no number left.
         """
-        draft, payload, payload_digest = prepared
-        chain = draft.chain
+        chain = prepared.draft.chain
         before = self._staged.get(chain)
         head = before or self._heads.get(chain) or self._find(chain)
-        number, seq, at = head.number, head.seq + 1, int(self._now() * 1_000_000)
-        if seq > SEQ_MAX:
+        if head.seq >= SEQ_MAX:
             raise StorageFull(f"{chain} holds as many records as a chain can")
         if before is None and chain not in self.unsigned:
             self._need_room()
-        fields = (chain, seq, at, draft.act, draft.phase.value, draft.ref, draft.actor)
-        digest = link_fields(fields, payload_digest=payload_digest, previous=head.digest)
-        self._position += 1
-        self._db.execute(_INSERT, (number << SEQ_BITS | seq, *fields[2:], payload, digest, self._position))
+        head, row = self._next(head, prepared)
+        self._db.execute(INSERT, row)
         self._undo.append((chain, before))
-        self.bytes += len(payload)
-        head = Head(number, seq, digest, at)
         self._staged[chain] = head
         return head
 
-    def mark(self) -> tuple[int, int]:
-        """A point to go :meth:`back` to, with a savepoint."""
-        return len(self._undo), self._position
+    def first(self, number: int, prepared: Prepared) -> tuple[Any, ...]:
+        """The row of the first record of a new chain: the caller inserts both in this transaction.
 
-    def back(self, mark: tuple[int, int]) -> None:
+        For chains of which many are born at once: nobody acts in them soon, and their heads are not kept at hand.
+
+        Raises:
+            StorageFull: as :meth:`append`.
+        """
+        self._need_room()
+        self._cold[prepared.draft.chain], row = self._next(Head(number, 0, GENESIS), prepared)
+        return row
+
+    def _next(self, head: Head, prepared: Prepared) -> tuple[Head, tuple[Any, ...]]:
+        """The head after one more record, and the row of that."""
+        draft, payload, payload_digest = prepared
+        number, seq, at = head.number, head.seq + 1, int(self._now() * 1_000_000)
+        fields = (draft.chain, seq, at, draft.act, draft.phase.value, draft.ref, draft.actor)
+        digest = link_fields(fields, payload_digest=payload_digest, previous=head.digest)
+        self._position += 1
+        self.bytes += len(payload)
+        row = (number << SEQ_BITS | seq, *fields[2:], payload, digest, self._position)
+        return Head(number, seq, digest, at), row
+
+    def mark(self) -> tuple[int, int, int]:
+        """A point to go :meth:`back` to, with a savepoint."""
+        return len(self._undo), self._position, len(self._cold)
+
+    def back(self, mark: tuple[int, int, int]) -> None:
         """Forget what was staged since ``mark``. Positions are given again: where one is missing, a record was dropped."""
-        staged, self._position = mark
+        staged, self._position, cold = mark
+        while len(self._cold) > cold:
+            self._cold.popitem()
         while len(self._undo) > staged:
             chain, before = self._undo.pop()
             if before is None:
@@ -150,8 +172,11 @@ class Ledger:
 
     def settle(self) -> None:
         """The transaction was committed."""
-        self.unsigned_records += len(self._undo)
+        self.unsigned_records += len(self._undo) + len(self._cold)
         self.position = self._position
+        if self._cold:
+            self.unsigned.update(self._cold)
+            self._cold.clear()
         self._heads.update(self._staged)
         self.unsigned.update(self._staged)
         while len(self._heads) > self._cached:
@@ -164,6 +189,7 @@ class Ledger:
         self._position = self.position
         for chain in self._staged:
             self._heads.pop(chain, None)
+        self._cold.clear()
         self._staged.clear()
         self._undo.clear()
 

@@ -25,6 +25,9 @@ from dsec.stores.upgrades import upgrade
 from dsec.stores.writer import Writer
 
 CHECKPOINTS: Final = "checkpoints.jsonl"
+_CACHE_KIB: Final = (
+    32 * 1024
+)  # the writer's: the inner pages of the indexes of millions of sandboxes fit into it
 
 
 class Files:
@@ -80,6 +83,7 @@ class Parts:
             )
             side = stack.enter_context(contextlib.closing(schema.connect(files.database)))
             with translated():
+                self.db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
                 self.ledger = Ledger(self.db, now)
                 self.ledger.recover()
                 self.memory = _counted(self.db)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -81,6 +81,25 @@ def _volume(source: str, target: str, read_only: bool) -> Volume:
 
 def to_row(info: SandboxInfo) -> Row:
     """Raises: BadRequest: a field cannot be stored. TooLarge."""
+    return _row(info, flags=_flags(info), spec=spec_to_json(info.spec))
+
+
+def to_rows(infos: Iterable[SandboxInfo]) -> list[Row]:
+    """Of many; what they have in common is put into words once.  Raises: as :func:`to_row`."""
+    rows: list[Row] = []
+    before, flags, spec = None, "", ""
+    for info in infos:
+        if before is None or info.spec is not before.spec or info.flags is not before.flags:
+            before, flags, spec = info, _flags(info), spec_to_json(info.spec)
+        rows.append(_row(info, flags=flags, spec=spec))
+    return rows
+
+
+def _flags(info: SandboxInfo) -> str:
+    return " ".join(sorted(info.flags))
+
+
+def _row(info: SandboxInfo, *, flags: str, spec: str) -> Row:
     times = (info.ended_at, info.expires_at, info.created_at, info.created_boot)
     if not all(map(math.isfinite, times)):
         raise BadRequest(f"{info.id}: one of its times is none: {times}")
@@ -95,8 +114,8 @@ def to_row(info: SandboxInfo) -> Row:
         _encode_path(info.workdir),
         info.boot_id,
         float(info.created_boot),
-        " ".join(sorted(info.flags)),
-        spec_to_json(info.spec),
+        flags,
+        spec,
     )
 
 

@@ -53,6 +53,9 @@ class Writer:
         self._inline = inline
         self._committed: Callable[[], None] = _nothing
         self._lock = threading.Lock()  # whoever holds it owns the connection and the ledger
+        self._turn = (
+            threading.Lock()
+        )  # held while waiting for that lock: a queue that is never empty keeps nobody out
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._wake = threading.Condition(threading.Lock())
@@ -84,8 +87,18 @@ class Writer:
     @contextlib.contextmanager
     def alone(self) -> Iterator[sqlite3.Connection]:
         """Own the connection from another thread for a moment; jobs queue up meanwhile."""
-        with self._lock:
+        with self._owned():
             yield self._db
+
+    @contextlib.contextmanager
+    def _owned(self) -> Iterator[None]:
+        """The connection and the ledger, one thread after the other: whoever has just had them lets those in who wait."""
+        with self._turn:
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def hold(self) -> None:
         """Keep a read of the database open, as it is now; under the lock, or before anybody else has it.
@@ -108,7 +121,7 @@ class Writer:
 
     def transact(self, job: Job[T]) -> T:
         """Run ``job`` in a transaction on this (background) thread."""
-        with self._lock:
+        with self._owned():
             return self._alone(job)
 
     def close(self) -> None:
@@ -196,7 +209,7 @@ class Writer:
                     self._wake.wait()
                 if not self._queue:
                     return
-            with self._lock:
+            with self._owned():
                 batch = self._take()
                 self._together(batch)
             _tell(batch)

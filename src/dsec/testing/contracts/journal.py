@@ -321,18 +321,20 @@ class SandboxesContract:
         assert await store.count("nobody") == {}
 
     async def test_many_are_added_all_or_none(self, store: Sandboxes) -> None:
-        infos = [in_project("p", cold_state()) for _ in range(50)]
+        infos = [in_project("p", cold_state()) for _ in range(250)]
         await store.add_many(infos, [note(info.id, n=n) for n, info in enumerate(infos)])
-        assert await all_pages(store, limit=7) == infos
+        assert await all_pages(store, limit=70) == infos
         assert await store.get(infos[20].id) == infos[20]
-        more = [in_project("p", cold_state()) for _ in range(3)]
-        with pytest.raises(Conflict):
+        more = [in_project("p", cold_state()) for _ in range(150)]
+        with pytest.raises(Conflict) as refused:
             await store.add_many([*more, infos[9]], [note(info.id) for info in (*more, infos[9])])
+        assert refused.value.facts["id"] == infos[9].id
         with pytest.raises(NotFound):
             await store.get(more[0].id)
         with pytest.raises(BadRequest):
             await store.add_many(more, [])
-        assert await store.count() == {cold_state(): 50}
+        assert await store.count() == {cold_state(): 250}
+        await store.add_many(more, [note(info.id) for info in more])
         assert isinstance(store, Journal)
         assert [record.payload for record in await store.read(infos[7].id)] == [{"n": 7}]
         moved = await store.move(infos[7].id, seen=cold_state(), to=State.RUNNING, draft=note(infos[7].id))
