@@ -6,13 +6,14 @@ import asyncio
 import errno
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
 from dsec.errors import BadRequest, Denied, DsecError, NotFound, StorageFull
+from dsec.handover import handed
 from dsec.model.checks import local_path, shown
 
 T = TypeVar("T")
@@ -29,13 +30,14 @@ async def saved(pieces: AsyncIterator[bytes], path: str | Path) -> None:
     target = local_path("path", path)
     part = target.with_name(f".{target.name[:100]}.{secrets.token_hex(6)}")
     try:
-        file = await _done(target, partial(_create, part))
+        with _told(target):
+            file = await handed(partial(_create, part), partial(_clean, part))
         try:
             async for piece in pieces:
                 await _done(target, partial(file.write, piece))
             await _done(target, partial(_finish, file, part, target))
         finally:
-            await asyncio.shield(asyncio.to_thread(_clean, file, part))
+            await asyncio.shield(asyncio.to_thread(_clean, part, file))
     finally:
         close = getattr(pieces, "aclose", None)
         if close is not None:
@@ -55,8 +57,15 @@ async def file_pieces(field: str, path: str | Path) -> AsyncIterator[bytes]:
 
 async def _done(path: Path, work: Callable[[], T]) -> T:
     """In a thread."""
-    try:
+    with _told(path):
         return await asyncio.to_thread(work)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What a file's trouble means to whoever named it."""
+    try:
+        yield
     except FileNotFoundError:
         raise NotFound(f"path: there is no {shown(str(path))}", hint="the path of a file") from None
     except OSError as error:
@@ -81,7 +90,7 @@ def _finish(file: BinaryIO, part: Path, target: Path) -> None:
     part.rename(target)
 
 
-def _clean(file: BinaryIO, part: Path) -> None:
+def _clean(part: Path, file: BinaryIO) -> None:
     """What is left of one that was not finished."""
     with suppress(OSError):
         file.close()

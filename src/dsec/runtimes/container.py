@@ -20,6 +20,7 @@ from dsec.errors import (
     RuntimeUnavailable,
     StoreDamaged,
 )
+from dsec.handover import handed
 from dsec.model.ids import SandboxId
 from dsec.model.sandbox import HOST_BASE, MIB, Flag, Level, SandboxSpec, Volume
 from dsec.ports.runtime import OnEnded, Plan
@@ -147,12 +148,13 @@ class ContainerRuntime(SpawnedRuntime):
         await self._spawner.ready()
         base, *over = await self._images_of(plan, partial(self._mounted.take, plan.id))
         shows = (await self._resolve(plan.image)).shows
-        volumes = await asyncio.to_thread(self._open_volumes, plan, shows) if plan.volumes or shows else []
+        volumes: list[int] = []
+        if plan.volumes or shows:
+            volumes = await handed(partial(self._open_volumes, plan, shows), _close_all)
         try:
             writable = await self._writable(plan)
         except BaseException:
-            for fd in volumes:
-                os.close(fd)
+            _close_all(volumes)
             raise
         request = CreateRequest(
             id=plan.id,
@@ -206,8 +208,7 @@ class ContainerRuntime(SpawnedRuntime):
             for volume in plan.volumes:
                 found.append(self._open_volume(plan, volume))  # noqa: PERF401 - those before one that fails are closed
         except BaseException:
-            for fd in found:
-                os.close(fd)
+            _close_all(found)
             raise
         return found
 
@@ -275,6 +276,11 @@ class ContainerRuntime(SpawnedRuntime):
         self._dialer.close()
         await super().close()
         await self._mounted.close()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for one in descriptors:
+        os.close(one)
 
 
 def _called(spec: SandboxSpec, image: Image) -> SandboxSpec:

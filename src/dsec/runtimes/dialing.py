@@ -17,9 +17,11 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from dsec.errors import Busy, Conflict, DsecError, NotFound, RuntimeUnavailable, TimedOut
+from dsec.handover import handed
 from dsec.model.ids import SandboxId
 
 _CLONE_NEWNET: Final = 0x4000_0000
@@ -71,7 +73,7 @@ class Dialer:
         return pidfd
 
     async def _proven(self, sandbox: SandboxId, pid: int, slot: int) -> int:
-        pidfd = await asyncio.to_thread(self._opened, sandbox, pid, slot)
+        pidfd = await handed(partial(self._opened, sandbox, pid, slot), os.close)
         try:
             if await self._runs(sandbox) != (pid, slot):
                 raise _absent(sandbox)

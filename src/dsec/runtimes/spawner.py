@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from dsec.errors import BadRequest, Busy, Conflict, DsecError, NotFound, ProtocolError, RuntimeUnavailable
+from dsec.handover import handed
 from dsec.model.sandbox import Level
 from dsec.runtimes.spawner_link import SpawnerLink
 from dsec.wire import spawn
@@ -113,7 +114,9 @@ class Spawner:
                 if self._link is not None and self._link.alive:
                     break
                 self._link = await self._greet(
-                    SpawnerLink(await asyncio.to_thread(self._find_or_start), self._on_ended, self._lost)
+                    SpawnerLink(
+                        await handed(self._find_or_start, socket.socket.close), self._on_ended, self._lost
+                    )
                 )
             if self._link is None:
                 raise RuntimeUnavailable(

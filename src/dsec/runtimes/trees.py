@@ -6,10 +6,12 @@ import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
 from dsec.errors import BadRequest
+from dsec.handover import handed
 from dsec.model.files import FileType, Identity, MakeDir, Transfer, WriteOptions
 from dsec.ports.guest import GuestFiles
 from dsec.ports.trees import Trees
@@ -93,6 +95,12 @@ def new_file(local: Path) -> tuple[IO[bytes], Path]:
     ), half
 
 
+def _undone(new: tuple[IO[bytes], Path]) -> None:
+    file, half = new
+    file.close()
+    half.unlink(missing_ok=True)
+
+
 async def _one_file(files: GuestFiles, path: str, local: Path, who: Identity) -> Transfer:
     return Transfer(entries=1, bytes=await written(files.read(path, who=who), local))
 
@@ -100,7 +108,7 @@ async def _one_file(files: GuestFiles, path: str, local: Path, who: Identity) ->
 async def written(pieces: AsyncIterator[bytes], local: Path) -> int:
     """Write a file, which is there when it is whole; how many bytes it has.  Raises: as :func:`archives.local_problem`. What ``pieces`` raises."""
     with archives.local_problem("destination"):
-        file, half = await asyncio.to_thread(new_file, local)
+        file, half = await handed(partial(new_file, local), _undone)
     size = 0
     try:
         async for data in pieces:
@@ -111,8 +119,7 @@ async def written(pieces: AsyncIterator[bytes], local: Path) -> int:
         with archives.local_problem("destination"):
             await asyncio.to_thread(os.replace, half, local)
     except BaseException:
-        file.close()
-        half.unlink(missing_ok=True)
+        _undone((file, half))
         raise
     return size
 

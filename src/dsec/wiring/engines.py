@@ -23,6 +23,7 @@ from dsec.control.template_store import TemplateStore
 from dsec.control.templates import Templates
 from dsec.control.tenancy import Make, Room
 from dsec.errors import BadRequest, DsecError
+from dsec.handover import handed
 from dsec.images.carrier import Carrier
 from dsec.images.held import HeldImages
 from dsec.images.holds import TEMPLATES
@@ -165,7 +166,7 @@ async def open_journal(state: StateDirectory, settings: Settings) -> SqliteStore
 async def _state(settings: Settings) -> StateDirectory:
     if settings.home:
         return await durable_state(settings.home, settings.wait)
-    return await asyncio.to_thread(private_state)
+    return await handed(private_state, StateDirectory.release)
 
 
 async def open_engine(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 from dsec.errors import Denied, DsecError
+from dsec.handover import handed
 from dsec.model.checks import check_count
 from dsec.model.sandbox import State
 from dsec.ports.engine import Services
@@ -125,9 +128,8 @@ async def serving(
             stack.callback(one.close)
         behind = await stack.enter_async_context(compose(settings))
         path = place.home / SOCKET
-        local, inode = await asyncio.to_thread(unix_socket, path)
-        stack.callback(local.close)
-        stack.callback(forget_socket, path, inode)
+        local, inode = await handed(partial(unix_socket, path), partial(_let_go, path))
+        stack.callback(_let_go, path, (local, inode))
         app = make_app(behind.gate, **behind.parts)
         listener = Listener(app, bounds)
         running = Running(
@@ -138,6 +140,11 @@ async def serving(
             yield running
         finally:
             await running.stop()
+
+
+def _let_go(path: Path, bound: tuple[socket.socket, int]) -> None:
+    forget_socket(path, bound[1])
+    bound[0].close()
 
 
 def _url(host: str, name: tuple[object, ...]) -> str:

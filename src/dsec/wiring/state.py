@@ -7,9 +7,11 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,8 @@ _HOMES: Final = Path("/var/lib/dsec-homes")  # root's, and others may enter it: 
 _PREFIX: Final = "dsec-"
 _OWNER: Final = ".owner"
 _TRIES: Final = 5
+_MADE: Final = re.compile(r"dsec-[a-z0-9_]{8}")  # as `mkdtemp` names them
+_UNLOCKED: Final = 60.0  # seconds for which a directory that was made may not be locked yet
 JOURNAL: Final = "journal"
 KEYS: Final = "keys"
 KEY: Final = "journal.key"
@@ -114,10 +118,20 @@ def private_state() -> StateDirectory:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         lock = _lock(path)
         if lock is not None:  # else another engine's sweep found it in the moment before it was locked
-            alive = _claim(path.name)
-            homes, run = _homes(path.name, path), _run(path.name, path)
-            return StateDirectory(path, homes, run, path.name, False, lock, alive)
+            return _begun(path, lock)
     raise Busy(f"{_TRIES} state directories in {base} were taken by other engines at once")
+
+
+def _begun(path: Path, lock: int) -> StateDirectory:
+    """What belongs to a private engine's directory, which is locked; all of it, or nothing is left."""
+    state = StateDirectory(path, _HOMES / path.name, _RUN / path.name, path.name, False, lock)
+    try:
+        state.alive = _claim(path.name)
+        state.homes, state.run = _homes(path.name, path), _run(path.name, path)
+    except BaseException:
+        state.release()
+        raise
+    return state
 
 
 def _claim(tag: str) -> int | None:
@@ -160,11 +174,11 @@ def sweep(base: Path) -> tuple[Path, ...]:
     for path in base.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             info = path.lstat()
-            if (
-                not stat.S_ISDIR(info.st_mode)
-                or info.st_uid != os.geteuid()
-                or not (path / "owner.lock").exists()
-            ):
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+                continue
+            if not (path / "owner.lock").exists():
+                if _MADE.fullmatch(path.name) and time.time() - info.st_mtime > _UNLOCKED:
+                    path.rmdir()  # an empty one: whoever made it was killed before it was locked
                 continue
             lock = _lock(path)
             if lock is None:
