@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import stat
@@ -240,6 +241,25 @@ async def test_an_act_that_fails_leaves_nothing(where: Where) -> None:
     with pytest.raises(BadRequest):
         await store.database.run(work)
     assert await store.projects() == ()
+    await store.close()
+
+
+async def test_what_is_asked_at_once_is_done_each_for_itself(where: Where) -> None:
+    store = await opened(where)
+
+    def fails(connection: object) -> None:
+        rows.put_project(connection, ProjectInfo(name="half"))  # type: ignore[arg-type]
+        raise BadRequest("no")
+
+    asked = [
+        store.database.run(fails) if number % 10 == 3 else store.put_project(ProjectInfo(name=f"p{number}"))
+        for number in range(100)
+    ]
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    assert [number for number, one in enumerate(told) if isinstance(one, BadRequest)] == list(
+        range(3, 100, 10)
+    )
+    assert {one.name for one in await store.projects()} == {f"p{n}" for n in range(100) if n % 10 != 3}
     await store.close()
 
 

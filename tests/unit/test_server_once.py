@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dsec.errors import Conflict, Denied, StorageFull
+from dsec.ports.idempotency import Recorded
 from dsec.server import idempotency
 from dsec.server.listening import forget_socket, unix_socket
 from dsec.testing.asking import KEY, World, opened
@@ -69,6 +70,20 @@ class TestOnce:
         items = (await world.ask("GET", "/v1/sandboxes"))[1]["items"]
         assert (status, [one["id"] for one in items]) == (201, [said["id"]])
         assert said["id"] == first["id"]
+
+    async def test_answers_are_recorded_before_the_end(self, world: World, monkeypatch: Any) -> None:
+        recorded: list[bytes] = []
+        finish = world.app.state.idempotency.finish
+
+        async def noted(project: str, key: str, answer: Recorded) -> None:
+            recorded.append(answer.body)
+            await finish(project, key, answer)
+
+        monkeypatch.setattr(world.app.state.idempotency, "finish", noted)
+        for number in range(3):
+            await world.ask("POST", "/v1/sandboxes", {}, idempotency_key=f"one-{number}")
+        await world.app.flights.land_all()
+        assert len(set(recorded)) == 3
 
     async def test_a_command_that_an_interrupted_try_ran_is_found(
         self, world: World, monkeypatch: Any

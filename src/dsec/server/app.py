@@ -82,7 +82,7 @@ class Application(FastAPI):
     """FastAPI behind a :class:`~dsec.server.door.Door`, which also answers what is asked most.
 
     Attributes:
-        door: outermost of all.
+        door: outermost of all. flights: creating calls that are under way.
     """
 
     def __init__(self, gate: Gate, routers: tuple[APIRouter, ...], **parts: object) -> None:
@@ -96,7 +96,7 @@ class Application(FastAPI):
             redirect_slashes=False,
         )
         self.state.gate = gate
-        self.state.flights = Flights()
+        self.state.flights = self.flights = Flights()
         for name, part in parts.items():
             setattr(self.state, name, part)
         for router in routers:

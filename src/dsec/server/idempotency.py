@@ -12,7 +12,7 @@ import inspect
 import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import wraps
+from functools import partial, wraps
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
@@ -29,6 +29,7 @@ from dsec.server.context import principal_of, services_of
 from dsec.server.failures import failure
 
 Endpoint = Callable[..., Awaitable[Response]]
+Record = Callable[[], Coroutine[Any, Any, None]]
 
 log: Final = logging.getLogger("dsec.server")
 HEADER: Final = "idempotency-key"
@@ -36,6 +37,7 @@ REPLAY: Final = "idempotent-replay"
 MARK: Final = "dsec.request"
 """In the scope of a request: its digest, which goes into what it makes."""
 _KEY: Final = re.compile(r"[!-~]{1,255}")
+TOGETHER: Final = 0.02  # seconds in which answers are gathered that are recorded in one transaction
 _LENGTH: Final = 32  # hexadecimal digits of a mark
 _HARMLESS: Final = frozenset(
     {
@@ -74,6 +76,8 @@ class Flights:
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, str], asyncio.Event] = {}
+        self._gathered: list[tuple[tuple[str, str], Record]] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._landing: set[asyncio.Task[None]] = set()
 
     async def enter(self, name: tuple[str, str]) -> None:
@@ -85,15 +89,30 @@ class Flights:
     def leave(self, name: tuple[str, str]) -> None:
         self._of.pop(name).set()
 
-    def land(self, name: tuple[str, str], recording: Coroutine[Any, Any, None]) -> None:
-        """Leave when the answer is recorded; whoever asks the same meanwhile waits for that."""
-        task = asyncio.get_running_loop().create_task(self._recorded(name, recording))
-        self._landing.add(task)
-        task.add_done_callback(self._landing.discard)
+    def land(self, name: tuple[str, str], record: Record) -> None:
+        """Leave when the answer is recorded, soon, with others; whoever asks the same meanwhile waits for that."""
+        self._gathered.append((name, record))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TOGETHER, self._land)
 
-    async def _recorded(self, name: tuple[str, str], recording: Coroutine[Any, Any, None]) -> None:
+    def _land(self) -> None:
+        gathered, self._gathered, self._timer = self._gathered, [], None
+        for name, record in gathered:
+            task = asyncio.get_running_loop().create_task(self._recorded(name, record))
+            self._landing.add(task)
+            task.add_done_callback(self._landing.discard)
+
+    async def land_all(self) -> None:
+        """Return when all answers are recorded."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._land()
+        if self._landing:
+            await asyncio.wait(set(self._landing))
+
+    async def _recorded(self, name: tuple[str, str], record: Record) -> None:
         try:
-            await recording
+            await record()
         except DsecError as error:  # then what was made is looked for
             log.warning("the answer of a request is not recorded: %s", error)
         finally:
@@ -144,7 +163,7 @@ async def _guarded(
     digest = _digest(request, name, raw)
     flights: Flights = request.app.state.flights
     await flights.enter(name)
-    landing: Coroutine[Any, Any, None] | None = None
+    landing: Record | None = None
     try:
         begun = await store.begin(*name, digest)
         if begun.answer is not None:
@@ -158,11 +177,11 @@ async def _guarded(
                 return _replayed(_recorded(found))
         fresh = Request(request.scope, _again(raw, request.receive))
         answer = await _done(store, name, endpoint, {**arguments, "request": fresh})
-        recording = store.finish(*name, _recorded(answer))
+        record = partial(store.finish, *name, _recorded(answer))
         if later:
-            landing = recording
+            landing = record
         else:
-            await recording
+            await record()
         return answer
     finally:
         if landing is None:

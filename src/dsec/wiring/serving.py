@@ -107,6 +107,7 @@ class Running:
     async def stop(self, drain: float = DRAIN) -> None:
         """Answer what was asked, end streams, let go of the engine: sandboxes live on."""
         await self._listener.stop(self._behind.services.close, drain)
+        await self._app.flights.land_all()
 
 
 @contextlib.asynccontextmanager

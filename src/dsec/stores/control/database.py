@@ -10,8 +10,10 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
@@ -24,10 +26,22 @@ T = TypeVar("T")
 Work = Callable[[Connection], T]
 
 MOST_WAITING: Final = 1000
+_TOGETHER: Final = 64  # questions of one transaction
 CONNECTIONS: Final = 4  # to PostgreSQL
 _CONNECT_SECONDS: Final = 10.0
 _STATEMENT_SECONDS: Final = 30.0
 _LOCK_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question, and where its answer goes."""
+
+    work: Work[Any]
+    answer: asyncio.Future[Any]
+
+
+_Outcome = tuple[Any, Exception | None]
 
 
 class Database(ABC):
@@ -76,6 +90,9 @@ class Database(ABC):
 class SqliteDatabase(Database):
     """A file, which is there (see :func:`make_file`), opened when it is first asked.
 
+    What is asked while the thread is busy is committed together. When one of them fails each is done again alone, so a ``work``
+    changes nothing but what it is given.
+
     Args:
         synced: every commit survives a loss of power, and not only of this process.
     """
@@ -84,13 +101,50 @@ class SqliteDatabase(Database):
         super().__init__()
         self._engine = _sqlite_engine(path, synced=synced)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dsec-control")
+        self._waiting: list[_Asked] = []
+        self._busy = False
 
     async def _ask(self, work: Work[T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, work)
+        asked = _Asked(work, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        if not self._busy:
+            self._next()
+        return cast("T", await asked.answer)
 
-    def _do(self, work: Work[T]) -> T:
+    def _next(self) -> None:
+        """Give the thread all that waits."""
+        together, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
+        self._busy = bool(together)
+        if together:
+            done = asyncio.get_running_loop().run_in_executor(self._thread, self._do, together)
+            done.add_done_callback(lambda done: self._answer(together, done))
+
+    def _answer(self, together: list[_Asked], done: asyncio.Future[list[_Outcome]]) -> None:
+        for asked, (result, error) in zip(together, done.result(), strict=True):
+            if asked.answer.cancelled():
+                continue
+            if error is None:
+                asked.answer.set_result(result)
+            else:
+                asked.answer.set_exception(error)
+        self._next()
+
+    def _do(self, together: list[_Asked]) -> list[_Outcome]:
+        """In the thread. Never raises."""
+        if len(together) > 1:
+            with suppress(Exception):  # then it is told to whom it belongs
+                return self._committed(together)
+        return [self._alone(asked) for asked in together]
+
+    def _alone(self, asked: _Asked) -> _Outcome:
+        try:
+            return self._committed([asked])[0]
+        except Exception as error:  # noqa: BLE001 - whoever asked is told
+            return None, error
+
+    def _committed(self, together: list[_Asked]) -> list[_Outcome]:
         with translated(), self._engine.begin() as connection:
-            return work(connection)
+            return [(asked.work(connection), None) for asked in together]
 
     async def _end(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.dispose)
