@@ -5,23 +5,33 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import anyio
+import asyncpg  # type: ignore[import-untyped]
 import pytest
 
+from dsec.control import changes
+from dsec.control.accounts import Accounts
+from dsec.control.counted import CountedSandboxes, CountedVolumes
+from dsec.core.quotas import NOTHING, Holding, Ledger, held
+from dsec.core.quotas import volume as of_volume
 from dsec.errors import Conflict, DsecError, RuntimeUnavailable, StorageFull
 from dsec.model.sandbox import State
+from dsec.model.tenants import Quota
+from dsec.ports.journal import Unsettled
 from dsec.stores.keeper import Pace
+from dsec.stores.postgres import line
 from dsec.stores.postgres import writer as writing
 from dsec.stores.postgres.store import PostgresStore
 from dsec.stores.schema import Durability
 from dsec.testing import postgres
 from dsec.testing.contracts.journal import note, sandbox
+from dsec.testing.contracts.volumes import volume
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +41,8 @@ class Server:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.url = f"postgresql://dsec@/postgres?host={root}"
+        self.address = f"postgresql://dsec@/{{}}?host={root}"
+        self.url = self.address.format("postgres")
         self._stack = ExitStack()
 
     def start(self) -> None:
@@ -43,13 +54,17 @@ class Server:
         return int((self.root / "data" / "postmaster.pid").read_text().split()[0])
 
     def kill(self) -> None:
-        """The server and every session of it, as a loss of all its memory."""
+        """All of it, as a loss of its memory."""
+        self.signal(signal.SIGKILL)
+        self.stop()
+
+    def signal(self, signo: int) -> None:
+        """To the server and every session of it."""
         parent = self.pid
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         for pid in (parent, *map(int, children)):
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.stop()
+                os.kill(pid, signo)
 
     def ensure(self) -> None:
         """It runs, also where it ended by itself."""
@@ -63,8 +78,8 @@ class Server:
             stack.close()
 
 
-@contextmanager
-def own_server() -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[Server]:
     with postgres.made() as root:
         server = Server(root)
         server.start()
@@ -75,9 +90,12 @@ def own_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with own_server() as server:
-        yield server
+def server(one_server: Server) -> Iterator[Server]:
+    """Running, with a database of this test's."""
+    one_server.ensure()
+    with postgres.database(one_server.address) as one_server.url:
+        yield one_server
+        one_server.ensure()
 
 
 async def opened(
@@ -241,4 +259,269 @@ async def test_a_full_disk_is_said_and_heals(small: Server, tmp_path: Path) -> N
     stored = sum([len(await store.read(f"c{k}", limit=10_000)) for k in range(8)])
     assert stored >= 8 * len(acknowledged)
     assert await store.verify() == ()
+    await store.close()
+
+
+# Changes of which nobody knows what became
+
+
+class Cut:
+    """Ends a server in the middle of the next change, before or after it is stored; whoever sent it hears nothing."""
+
+    def __init__(self, server: Server, when: str) -> None:
+        self._server = server
+        self._when = when
+        self._real = writing._send
+        self.armed = False
+
+    async def send(self, connection: Any, sheet: Any) -> None:
+        if not self.armed:
+            await self._real(connection, sheet)
+            return
+        self.armed = False
+        if self._when == "after":
+            await self._real(connection, sheet)
+        await asyncio.to_thread(self._server.kill)
+        raise ConnectionResetError("lost")
+
+
+class Counted:
+    """Records of one project that are counted, over a store."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self.ledger = Ledger(lambda _: Quota(sandboxes=10, disk_mib=10_000))
+        accounts = Accounts(self.ledger)
+        accounts.enforcing = True
+        self.sandboxes = CountedSandboxes(store, accounts)
+        self.volumes = CountedVolumes(store.volumes, accounts)
+
+    async def doubtful(self, change: Awaitable[object]) -> None:
+        """A change that is in doubt: what it may hold is held."""
+        with pytest.raises(RuntimeUnavailable) as caught:
+            await change
+        assert caught.value.facts == {"unknown": True}
+        assert caught.value.hint
+        assert self.ledger.reserved("default") != NOTHING
+
+    async def known(self) -> Holding:
+        """When nothing is in doubt any more: what is held."""
+        async with asyncio.timeout(30):
+            while self.ledger.reserved("default") != NOTHING:  # noqa: ASYNC110 - seen from outside only
+                await asyncio.sleep(0.02)
+        return self.ledger.held("default")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_change_in_doubt_is_counted_when_its_fate_is_known(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    store, cut, stored = (
+        await opened(server.url, tmp_path, "disk", patience=0.2),
+        Cut(server, when),
+        when == "after",
+    )
+    counted, info, kept = Counted(store), sandbox(), volume()
+    monkeypatch.setattr(writing, "_send", cut.send)
+    cut.armed = True
+    await counted.doubtful(counted.sandboxes.add(info, note(info.id)))
+    await asyncio.to_thread(server.start)
+    found = await counted.known()  # nobody asked for anything meanwhile
+    assert found == (held(info.state, info.spec) if stored else NOTHING)
+    assert await store.count() == ({State.PENDING: 1} if stored else {})
+    cut.armed = True
+    await counted.doubtful(counted.volumes.keep(kept, note()))
+    await asyncio.to_thread(server.start)
+    assert (await counted.known()) - found == (of_volume(kept) if stored else NOTHING)
+    assert await store.volumes.all() == ((kept,) if stored else ())
+    if stored:
+        await counted.sandboxes.move(info.id, seen=State.PENDING, to=State.FAILED, draft=note(info.id))
+        await counted.volumes.forget(kept.project, kept.name, note())
+        assert counted.ledger.held("default") == NOTHING
+    await store.close()
+
+
+async def test_a_move_waits_for_one_in_doubt(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "PATIENCE", 0.1)
+    store, cut = await opened(server.url, tmp_path, "disk", patience=0.2), Cut(server, "after")
+    counted, info = Counted(store), sandbox()
+    monkeypatch.setattr(writing, "_send", cut.send)
+    cut.armed = True
+    await counted.doubtful(counted.sandboxes.add(info, note(info.id)))
+    with pytest.raises(RuntimeUnavailable, match="in doubt"):
+        await counted.sandboxes.move(info.id, seen=State.PENDING, to=State.FAILED, draft=note(info.id))
+    await asyncio.to_thread(server.start)
+    monkeypatch.setattr(changes, "PATIENCE", 30.0)
+    await counted.sandboxes.move(info.id, seen=State.PENDING, to=State.FAILED, draft=note(info.id))
+    assert counted.ledger.all() == {}
+    await store.close()
+
+
+async def test_what_stays_in_doubt_to_the_end_holds_nobody(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cut = await opened(server.url, tmp_path, "disk", patience=0.2), Cut(server, "after")
+    counted, info = Counted(store), sandbox()
+    monkeypatch.setattr(writing, "_send", cut.send)
+    cut.armed = True
+    await counted.doubtful(counted.sandboxes.add(info, note(info.id)))
+    await counted.sandboxes.settled()
+    with suppress(DsecError):
+        await store.close()
+    assert await counted.known() == NOTHING
+
+
+# Servers that do not answer, or not everybody
+
+
+class Loads:
+    """Workers that append numbers for ever, and what they were told of each."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self.store = store
+        self.told: list[int] = []
+        self.refused: list[DsecError] = []
+        self.over = False
+
+    async def work(self, worker: int) -> None:
+        number = worker
+        while not self.over:
+            try:
+                await self.store.append(note("c", n=number))
+            except DsecError as error:
+                self.refused.append(error)
+            else:
+                self.told.append(number)
+            number += 4
+
+    async def until(self, what: str, more: int) -> None:
+        """Until so many more were told, or refused."""
+        wanted = len(getattr(self, what)) + more
+        async with asyncio.timeout(60):
+            while len(getattr(self, what)) < wanted:  # noqa: ASYNC110 - seen from outside only
+                await asyncio.sleep(0.01)
+
+    async def check(self) -> None:
+        """None was lost, and none doubled."""
+        stored: list[object] = []
+        while found := await self.store.read("c", after=len(stored), limit=1000):
+            stored += [record.payload["n"] for record in found]
+        assert len(set(stored)) == len(stored)
+        assert set(self.told) <= set(stored)
+        assert await self.store.verify() == ()
+
+
+async def test_a_server_that_stands_still_is_said_and_goes_on(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "STATEMENT_SECONDS", 0.5)
+    monkeypatch.setattr(line, "CONNECT_SECONDS", 0.3)
+    store = await opened(server.url, tmp_path, patience=0.5)
+    monkeypatch.setattr(line, "STATEMENT_SECONDS", 30.0)
+    loads = Loads(store)
+    async with anyio.create_task_group() as group:
+        for worker in range(4):
+            group.start_soon(loads.work, worker)
+        await loads.until("told", 50)
+        server.signal(signal.SIGSTOP)
+        try:
+            await loads.until("refused", 8)
+        finally:
+            server.signal(signal.SIGCONT)
+        await loads.until("told", 50)
+        loads.over = True
+    assert {type(error) for error in loads.refused} <= {RuntimeUnavailable, Unsettled}
+    assert all(error.retryable and error.hint for error in loads.refused)
+    await loads.check()
+    await store.close()
+
+
+async def test_a_server_that_takes_no_changes_any_more(server: Server, tmp_path: Path) -> None:
+    """As one whose place another has taken."""
+    store = await opened(server.url, tmp_path, patience=0.3)
+    await store.append(note(n=0))
+    await _alter(server, "SET default_transaction_read_only = on")
+    try:
+        for _ in range(2):
+            with pytest.raises(RuntimeUnavailable) as caught:
+                await store.append(note(n=1))
+            assert not isinstance(caught.value, Unsettled)
+        assert [record.payload["n"] for record in await store.read("engine")] == [0]
+        with pytest.raises(RuntimeUnavailable):
+            await opened(server.url, tmp_path / "other", patience=0.3)
+    finally:
+        await _alter(server, "RESET default_transaction_read_only")
+    await store.append(note(n=2))
+    assert [record.payload["n"] for record in await store.read("engine")] == [0, 2]
+    await store.close()
+
+
+async def _alter(server: Server, what: str) -> None:
+    connection = await asyncpg.connect(server.url, server_settings={"default_transaction_read_only": "off"})
+    await connection.execute(f"ALTER SYSTEM {what}")
+    await connection.execute("SELECT pg_reload_conf()")
+    await connection.close()
+
+
+async def test_connections_that_cannot_be_had(server: Server, tmp_path: Path) -> None:
+    """A role that is no superuser, whose bound is reached when its connections have to be made again."""
+    await postgres.execute(server.url, "CREATE ROLE few LOGIN")
+    await postgres.execute(server.url, "CREATE DATABASE ours OWNER few")
+    url = server.address.format("ours").replace("dsec@", "few@")
+    store = await opened(url, tmp_path, patience=0.3)
+    await store.append(note(n=0))
+    await postgres.execute(server.url, "ALTER ROLE few CONNECTION LIMIT 0")
+    await postgres.execute(
+        server.url, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'few'"
+    )
+    for asked in (lambda: store.append(note(n=1)), lambda: store.read("engine")):
+        with pytest.raises(RuntimeUnavailable, match="too many connections"):
+            await asked()
+    await postgres.execute(server.url, "ALTER ROLE few CONNECTION LIMIT -1")
+    await store.append(note(n=2))
+    assert [record.payload["n"] for record in await store.read("engine")] == [0, 2]
+    await store.close()
+
+
+async def test_a_lost_session_that_has_not_ended_is_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has the lock is asked: what is our own comes to an end, and nobody else has been there."""
+    store = await opened(server.url, tmp_path, patience=0.2)
+    await store.append(note(n=0))
+    store._parts.line._lock_patience = 0.0
+    monkeypatch.setattr(line, "_END_OURS", "SELECT $1::int")  # it cannot be ended from here
+    left = store._parts.line._connection
+    store._parts.line._connection = None
+    with pytest.raises(RuntimeUnavailable, match="has not ended"):
+        await store.append(note(n=1))
+    left.terminate()
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(RuntimeUnavailable):
+                await store.append(note(n=2))
+                break
+    assert [record.payload["n"] for record in await store.read("engine")] == [0, 2]
+    await store.close()
+
+
+async def test_a_server_that_dies_of_a_statement_is_not_asked_for_ever(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real, sent = await opened(server.url, tmp_path), writing._send, 0
+
+    async def send(connection: Any, sheet: Any) -> None:
+        nonlocal sent
+        sent += 1
+        await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    monkeypatch.setattr(writing, "_send", send)
+    with pytest.raises(RuntimeUnavailable) as caught:
+        await store.append(note(n=0))
+    assert not isinstance(caught.value, Unsettled)
+    assert sent == writing._SENDS
+    monkeypatch.setattr(writing, "_send", real)
+    await store.append(note(n=1))
+    assert [record.payload["n"] for record in await store.read("engine")] == [1]
     await store.close()
