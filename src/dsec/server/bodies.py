@@ -31,13 +31,18 @@ Check = Callable[[object, str], None]
 """Raises BadRequest when a value has what its type does not know; the second argument is where it stands."""
 
 
-async def body_of(request: Request, kind: type[T]) -> T:
-    """The body as a value of that type; none at all is an empty object.
+async def body_of(request: Request, kind: type[T], *, needed: bool = False) -> T:
+    """The body as a value of that type; none at all is an empty object, unless it is needed.
 
     Raises:
         BadRequest: it is no such value. TooLarge.
     """
-    return read(kind, await json_of(request))
+    raw = await json_of(request)
+    if needed and not raw:
+        raise BadRequest(
+            "body: there is none", hint="send JSON; {} where every field is to be as it is by itself"
+        )
+    return read(kind, raw)
 
 
 async def json_of(request: Request) -> bytes:

@@ -21,7 +21,7 @@ EVENTS: Final = "text/event-stream"
 TAR: Final = "application/x-tar"
 _MARK: Final = "__dsec_call__"
 _REF: Final = "#/components/schemas/{name}"
-_ALWAYS: Final = (400, 401, 403, 404, 409, 410, 413, 422, 429, 500, 502, 503, 504, 507)
+_ALWAYS: Final = (400, 401, 403, 404, 405, 409, 410, 413, 422, 429, 431, 500, 502, 503, 504, 507)
 _WORDS: Final[Mapping[int, str]] = {
     200: "Done",
     201: "Made",
@@ -37,6 +37,7 @@ _WORDS: Final[Mapping[int, str]] = {
     413: "Larger than the stated bound",
     422: "It cannot be had here, or it was done and did not succeed",
     429: "A bound is reached now; `Retry-After` says when to ask again",
+    431: "The headers are larger than the stated bound",
     500: "The server failed",
     502: "A sandbox's init broke the protocol",
     503: "The machinery failed, or the server is stopping",
@@ -176,7 +177,7 @@ def _content(kind: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     if kind is None:
         return {}
     if isinstance(kind, str):
-        return {"content": {kind: {"schema": {"type": "string"} if kind == EVENTS else {}}}}
+        return {"content": {kind: {"schema": {}}}}
     return {"content": {JSON: {"schema": known[repr(kind)]}}}
 
 

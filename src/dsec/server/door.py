@@ -23,13 +23,17 @@ from dsec.server.failures import answer_to, failure, stopping
 from dsec.server.hot import Hot
 from dsec.server.port_headers import OWN_HOST, token_of
 from dsec.server.port_hosts import place
+from dsec.server.stays import ServerStop, Stay, Stays
 
 MOST: Final = 1000
 _PROJECT: Final = "dsec.asking"
 """In the scope of a request: the project whose request it is counted as."""
 PEER: Final = "dsec.peer"
 """In the state of a connection: the uid at the other end of a unix socket, put there by whoever listens."""
+_STAY: Final = "dsec.stay"
+"""In the scope of a request: who is being answered, where he came in by a key."""
 _ROOT: Final = 0
+_ENDED: Final = 1008  # a policy was broken: of a WebSocket
 _HEALTH: Final = b'{"status":"ok"}'
 _MAX_KEY: Final = 512  # characters
 _SAFE: Final = ("GET", "HEAD", "OPTIONS")
@@ -40,7 +44,7 @@ class Door:
 
     Attributes:
         running: requests that are being answered. asked: when the last of them ended, seconds of the monotonic clock.
-        most: that may be answered at once. stop: set when the server takes no more, and streams are to end.
+        most: that may be answered at once. stays: of whom. stop: set when the server takes no more, and streams are to end.
     """
 
     def __init__(self, app: ASGIApp, gate: Gate, hot: Hot) -> None:
@@ -52,7 +56,8 @@ class Door:
         self.most = MOST
         self._asking: Counter[str] = Counter()  # of them, those of each project
         self.asked = time.monotonic()
-        self.stop = asyncio.Event()
+        self.stays = Stays(gate)
+        self.stop = ServerStop(self.stays)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -74,6 +79,8 @@ class Door:
             if answer is None:
                 await self._app(scope, receive, begun)
                 return
+        except asyncio.CancelledError:
+            answer = await _left(scope, begun)
         except Exception as error:  # all of them end here
             if begun.ended:
                 return  # it was told
@@ -91,11 +98,20 @@ class Door:
         principal = await self._principal(scope)
         self._enter(scope, principal)
         scope["dsec.principal"] = principal
-        scope["dsec.stop"] = self.stop
+        scope["dsec.stop"] = self._stay(scope, principal)
         handler = self._hot.find(scope)
         if handler is None:
             return None
         return await handler(Request(scope, receive), self._gate.services(principal), principal)
+
+    def _stay(self, scope: Scope, principal: Principal) -> asyncio.Event:
+        """What is set when its streams are to end: with the server, or with its key."""
+        if principal is OWNER:
+            return self.stop
+        stay = scope[_STAY] = self.stays.enter(principal)
+        if self.stop.is_set():  # meanwhile
+            stay.stop.set()
+        return stay.stop
 
     def _enter(self, scope: Scope, principal: Principal) -> None:
         """Long answers keep their places: a project may have as many as it leaves to others.  Raises: Busy."""
@@ -113,6 +129,9 @@ class Door:
         scope[_PROJECT] = principal.project
 
     def _leave(self, scope: Scope) -> None:
+        stay = scope.get(_STAY)
+        if stay is not None:
+            self.stays.leave(stay)
         project = scope.get(_PROJECT)
         if project is not None:
             self._asking[project] -= 1
@@ -121,7 +140,9 @@ class Door:
 
     def _health(self, method: str) -> Response:
         if method not in ("GET", "HEAD"):
-            return failure(BadRequest("/health can only be got"), 405)
+            refused = failure(BadRequest("/health can only be got"), 405)
+            refused.headers["allow"] = "GET, HEAD"
+            return refused
         if self.stop.is_set():
             return failure(stopping())
         return Response(_HEALTH, media_type="application/json")
@@ -179,6 +200,26 @@ class _Begun:
         await self._send(message)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.ended = True
+        elif message["type"] == "websocket.close":
+            self.ended = True
+
+
+async def _left(scope: Scope, begun: _Begun) -> Response:
+    """Its key has ended, and what it asked for did not end by itself: the answer, where none has begun.
+
+    Raises:
+        CancelledError: it was cancelled by somebody else. Unauthenticated: half an answer is out.
+    """
+    stay: Stay | None = scope.get(_STAY)
+    task = asyncio.current_task()
+    assert task is not None
+    if stay is None or stay.stop.why is None or task.uncancel():
+        raise asyncio.CancelledError
+    if not begun.begun:
+        return answer_to(stay.stop.why)
+    if scope["type"] == "websocket" and not begun.ended:
+        await begun({"type": "websocket.close", "code": _ENDED, "reason": stay.stop.why.message})
+    raise stay.stop.why
 
 
 def key_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, bool]:

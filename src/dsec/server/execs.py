@@ -200,7 +200,7 @@ async def signal(request: Request, sandbox: str, exec: str, services: Engine) ->
     summary="Send raw bytes to a command's standard input; waits while it does not read.",
     status_code=204,
 )
-@call(body=BYTES, status=204)
+@call(body=BYTES, needed=False, status=204)
 async def send(request: Request, sandbox: str, exec: str, services: Engine) -> Response:
     session = await followed(services, sandbox, exec)
     async for piece in pieces_of(request, STDIN_MOST):
@@ -228,6 +228,6 @@ async def close_stdin(sandbox: str, exec: str, services: Engine) -> Response:
 )
 @call(body=PtyBody, status=204)
 async def resize(request: Request, sandbox: str, exec: str, services: Engine) -> Response:
-    body = await body_of(request, PtyBody)
+    body = await body_of(request, PtyBody, needed=True)
     await (await followed(services, sandbox, exec)).resize(pty_size(body.rows, body.cols))
     return Response(status_code=204)

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError, WebSocketRequestValidatio
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.websockets import WebSocket, WebSocketState
 
 from dsec.errors import BadRequest, DsecError, NotFound, RuntimeUnavailable
@@ -57,12 +58,23 @@ def stopping() -> RuntimeUnavailable:
 async def handled(connection: HTTPConnection, error: Exception) -> Response:
     """:func:`answer_to` as FastAPI asks for it; a WebSocket that was not accepted yet is answered, too."""
     answer = answer_to(error)
+    if answer.status_code == 405:
+        answer.headers["allow"] = ", ".join(sorted(_methods_at(connection)))
     if isinstance(connection, WebSocket):
         if connection.application_state is WebSocketState.CONNECTING:
             await connection.send_denial_response(answer)
         elif connection.application_state is WebSocketState.CONNECTED:
             await connection.close(1011)
     return answer
+
+
+def _methods_at(connection: HTTPConnection) -> set[str]:
+    """All that its path can be asked by: each route knows but its own."""
+    found: set[str] = set()
+    for route in connection.app.state.routes:
+        if route.matches(connection.scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return found
 
 
 def _first(error: RequestValidationError | WebSocketRequestValidationError) -> str:
@@ -78,9 +90,10 @@ def _by_status(error: HTTPException) -> Response:
             NotFound("there is nothing at this path", hint="GET /openapi.json lists what there is")
         )
     if error.status_code == 405:
-        answer = failure(BadRequest("this path cannot be asked in that way"), 405)
-        answer.headers.update(error.headers or {})
-        return answer
+        return failure(
+            BadRequest("this path cannot be asked in that way", hint="the header Allow says in which ones"),
+            405,
+        )
     if error.status_code >= 500:
         return failure(DsecError("the server failed"), error.status_code)
     return failure(BadRequest(str(error.detail)[:200]), error.status_code)

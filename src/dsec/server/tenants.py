@@ -108,4 +108,4 @@ async def project(name: str, services: Engine, caller: Caller) -> Response:
 @call(body=Quota, answer=ProjectInfo)
 async def set_quota(request: Request, name: str, services: Engine, caller: Caller) -> Response:
     need(caller, Scope.ADMIN)
-    return answer(await services.tenants.set_quota(name, await body_of(request, Quota)))
+    return answer(await services.tenants.set_quota(name, await body_of(request, Quota, needed=True)))
