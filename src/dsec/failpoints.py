@@ -93,6 +93,15 @@ def _armed() -> _Armed | None:
     return _Armed(name, int(times or 1))
 
 
+def arm(failpoint: str) -> None:
+    """From now on, ``NAME`` or ``NAME:n`` is to be the last place; "" = none.  Raises: ValueError: there is none of that name."""
+    name, _, times = failpoint.partition(":")
+    if name and name not in NAMES or times and not times.isdecimal():
+        raise ValueError(f"there is no failpoint {failpoint!r}")
+    os.environ[VARIABLE] = failpoint
+    _armed.cache_clear()
+
+
 def reach(name: str) -> None:
     """This place is reached: nothing happens, unless a test wants the process to end here."""
     armed = _armed()

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dsec.errors import Unsupported
+from dsec.model.checks import check_count
 from dsec.model.ids import KeyId, SandboxId
 from dsec.model.journal import Json, Record
+from dsec.model.paging import MOST_IN_PAGE
 from dsec.model.sandbox import Metrics, Problem, SandboxInfo, State
 from dsec.model.tenants import Coinage, KeyInfo, NewKey, ProjectInfo, Quota, Scope
 from dsec.ports.engine import ObserveService, PortService
@@ -20,6 +22,8 @@ from dsec.wire.values import encode
 
 KEYS: Final = "/v1/keys"
 PROJECTS: Final = "/v1/projects"
+MOST_RECORDS: Final = 10_000
+"""That one call gives."""
 _ENDED: Final = (State.GONE, State.FAILED, State.LOST)
 
 
@@ -34,10 +38,11 @@ class RemoteObserve(ObserveService):
         return await value(self._connection, Metrics, call)
 
     async def events(self, sandbox: SandboxId, *, after: int = 0, limit: int = 1000) -> tuple[Record, ...]:
+        check_count("limit", limit, 1, MOST_RECORDS)
         path = sandbox_path(sandbox, "/events")
         found: tuple[Record, ...] = ()
-        while True:  # a server gives fewer at a time where they are large
-            query = {"after": after, "limit": limit - len(found)}
+        while True:  # a server gives a page at a time, and fewer where they are large
+            query = {"after": after, "limit": min(limit - len(found), MOST_IN_PAGE)}
             call = Call(method="GET", path=path, query=query, again=True, most=LARGE)
             page = await part(self._connection, Record, call)
             found += page.items

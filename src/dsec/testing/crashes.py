@@ -41,14 +41,21 @@ class Server:
     Args:
         failpoint: ``NAME`` or ``NAME:n``, where it is to end as if by ``kill -9``; "" = nowhere.
         nursery: makes it without its imports; None = a program of its own.
+        options: of the command line.
     """
 
-    def __init__(self, home: Home, failpoint: str = "", nursery: Nursery | None = None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        failpoint: str = "",
+        nursery: Nursery | None = None,
+        options: tuple[str, ...] = ("--no-http",),
+    ) -> None:
         self.home = home
         self._log = home.path.with_suffix(".log")
         self._nursery = nursery
         self._code: int | None = None
-        argv = ["serve", "--no-http", "--pool", "0"]
+        argv = ["serve", "--pool", "0", *options]
         if nursery is not None:
             self.pid = nursery.start(argv, home.path, failpoint, self._log)
             return
@@ -87,6 +94,12 @@ class Server:
     def killed(self) -> bool:
         """Whether it ended by SIGKILL."""
         return self.code() == -signal.SIGKILL
+
+    def arm(self, failpoint: str) -> None:
+        """Let it end there from now on; only one that a nursery made."""
+        assert self._nursery is not None
+        told = self._nursery.order(self.pid, self._log, failpoint)
+        until(lambda: not told.exists(), "a server that knows its failpoint", RESTART)
 
     def kill(self) -> None:
         if self.code() is None:
@@ -155,14 +168,17 @@ class Home:
         found = {pid for pid in self.processes() if wanted in _command(pid)}
         return [pid for pid in found if _parent(pid) not in found]
 
+    def directories(self) -> list[str]:
+        """Of sandboxes, and files beside them."""
+        places = (Path("/run/dsec", self.tag), Path("/var/lib/dsec-homes", self.tag))
+        found = [path for place in places for path in place.rglob("*")]
+        return [str(path) for path in found if path.name.startswith("sb-") or not path.is_dir()]
+
     def traces(self) -> list[str]:
         """What is left of it outside its directory."""
         found = [*map(str, self.groups())]
         found += [f"process {pid}" for pid in [*self.spawners(), *self.processes()]]
-        for place in (Path("/run/dsec", self.tag), Path("/var/lib/dsec-homes", self.tag)):
-            found += [
-                str(path) for path in place.rglob("*") if not path.is_dir() or path.name.startswith("sb-")
-            ]
+        found += self.directories()
         for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
             with suppress(OSError):
                 found += [str(backing)] if str(self.path) in backing.read_text() else []

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dsec.failpoints import VARIABLE
+from dsec.failpoints import VARIABLE, arm
 
 _PROGRAM: Final = (
     sys.executable,
@@ -35,6 +37,14 @@ class Nursery:
         told = self._ask({"pid": pid, "wait": wait})
         return None if told == _RUNS else told
 
+    @staticmethod
+    def order(pid: int, log: Path, failpoint: str) -> Path:
+        """Let one that runs end at another failpoint. It has heard when the file that this returns is gone."""
+        told = _orders(log)
+        told.write_text(failpoint)
+        os.kill(pid, signal.SIGUSR2)
+        return told
+
     def close(self) -> None:
         with self._process:
             assert self._process.stdin is not None
@@ -49,6 +59,16 @@ class Nursery:
 
 
 _RUNS: Final = 1000
+
+
+def _orders(log: Path) -> Path:
+    """Where a process whose errors go to ``log`` is told of its failpoint."""
+    return log.with_suffix(".failpoint")
+
+
+def _heed(orders: Path, *_: object) -> None:
+    arm(orders.read_text())
+    orders.unlink()
 
 
 def attend() -> None:
@@ -90,5 +110,6 @@ def _become(argv: list[str], home: str, failpoint: str, log: str) -> None:
     os.environ.pop(VARIABLE, None)
     if failpoint:
         os.environ[VARIABLE] = failpoint
+    signal.signal(signal.SIGUSR2, partial(_heed, _orders(Path(log))))
     sys.argv = ["dsec", *argv]
     runpy.run_module("dsec", run_name="__main__")
