@@ -100,9 +100,7 @@ class SqliteStore(Journal, Sandboxes):
 
     async def append(self, *drafts: Draft) -> tuple[Receipt, ...]:
         if len(drafts) == 1:
-            one = prepare(drafts[0])
-            job = partial(self._ledger.append, one)
-            return (receipt(await self._writer.run(job, size=len(one.payload), lone=one.draft.chain)),)
+            return (receipt(await self._writer.append(prepare(drafts[0]))),)
         if len(drafts) > MAX_DRAFTS:
             raise TooLarge(f"{len(drafts)} records at once, the bound is {MAX_DRAFTS}")
         prepared = [prepare(draft) for draft in drafts]

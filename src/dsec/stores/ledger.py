@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain as chained
 from typing import Any, Final, NamedTuple
 
 from dsec.errors import StorageFull, StoreDamaged
 from dsec.stores.chain import GENESIS, Prepared, link_fields
-from dsec.stores.journal_sql import INSERT
+from dsec.stores.journal_sql import INSERT, insert_many
 from dsec.stores.schema import SEQ_BITS, SEQ_MAX
 
 _CHAIN: Final = "SELECT number FROM chain WHERE name = ?"
@@ -118,6 +119,21 @@ class Ledger:
         Raises:
             StorageFull: signed checkpoints could not be written for too long, or the chain has no number left.
         """
+        head, row = self.stage(prepared)
+        self._db.execute(INSERT, row)
+        return head
+
+    def insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Of records that were staged, in few statements."""
+        start, count = 0, 1 << 7
+        while start < len(rows):
+            while count > len(rows) - start:
+                count >>= 1  # of few lengths: those statements are kept
+            self._db.execute(insert_many(count), list(chained.from_iterable(rows[start : start + count])))
+            start += count
+
+    def stage(self, prepared: Prepared) -> tuple[Head, tuple[Any, ...]]:
+        """As :meth:`append`; the row is for the caller to :meth:`insert`.  Raises: as :meth:`append`, and then nothing was staged."""
         chain = prepared.draft.chain
         before = self._staged.get(chain)
         head = before or self._heads.get(chain) or self._find(chain)
@@ -126,10 +142,9 @@ class Ledger:
         if before is None and chain not in self.unsigned:
             self._need_room()
         head, row = self._next(head, prepared)
-        self._db.execute(INSERT, row)
         self._undo.append((chain, before))
         self._staged[chain] = head
-        return head
+        return head, row
 
     def first(self, number: int, prepared: Prepared) -> tuple[Any, ...]:
         """The row of the first record of a new chain: the caller inserts both in this transaction.

@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 
 from dsec.errors import Busy, Conflict, DsecError, StoreDamaged
 from dsec.failpoints import reach
-from dsec.stores.ledger import Ledger
+from dsec.stores.chain import Prepared
+from dsec.stores.ledger import Head, Ledger
 from dsec.stores.memory import Memory
 from dsec.stores.schema import translate
 
@@ -35,6 +36,7 @@ class _Waiting:
     size: int
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
+    record: Prepared | None = None
     value: Any = None
     error: BaseException | None = None
 
@@ -64,11 +66,17 @@ class Writer:
         self._broken: DsecError | None = None
         self._held: sqlite3.Cursor | None = None
 
-    async def run(self, job: Job[T], *, size: int = 0, lone: str = "", long: bool = False) -> T:
+    async def append(self, record: Prepared) -> Head:
+        """Append one record, as :meth:`run` does: where that is one statement, the statement is the transaction; many that wait are few statements."""
+        return await self.run(partial(self._ledger.append, record), size=len(record.payload), record=record)
+
+    async def run(
+        self, job: Job[T], *, size: int = 0, record: Prepared | None = None, long: bool = False
+    ) -> T:
         """Run ``job`` in a transaction; when this returns, the transaction is as durable as was asked for.
 
-        ``lone``: the job does nothing but append one record to this chain. Where that is one statement, the statement is
-        the transaction. ``long``: it takes so long that the caller's thread must not run it. A job that raises leaves no trace. When the caller is cancelled, the job is done wholly or not at all.
+        ``record``: the job does nothing but append it. ``long``: it takes so long that the caller's thread must not run it. A job that
+        raises leaves no trace. When the caller is cancelled, the job is done wholly or not at all.
 
         Raises:
             Busy: too many jobs wait.
@@ -79,10 +87,14 @@ class Writer:
             try:
                 # The writer thread takes jobs only while it holds the lock: an empty queue now means nobody is before us.
                 if not self._queue:
-                    return self._bare(job) if self._ledger.is_bare(lone) else self._alone(job)
+                    return self._bare(job) if self._is_bare(record) else self._alone(job)
             finally:
                 self._lock.release()
-        return await self._enqueue(job, size)
+        return await self._enqueue(job, size, record)
+
+    def _is_bare(self, record: Prepared | None) -> bool:
+        """Whether it is one INSERT."""
+        return record is not None and self._ledger.is_bare(record.draft.chain)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[sqlite3.Connection]:
@@ -185,9 +197,9 @@ class Writer:
             )
         return error
 
-    async def _enqueue(self, job: Job[T], size: int) -> T:
+    async def _enqueue(self, job: Job[T], size: int, record: Prepared | None) -> T:
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(job, size, loop, loop.create_future())
+        waiting = _Waiting(job, size, loop, loop.create_future(), record)
         with self._wake:
             if self._closing:
                 raise Conflict("the journal is closed")
@@ -227,8 +239,7 @@ class Writer:
                 self._check()
             reach("journal.begin")
             self._db.execute("BEGIN IMMEDIATE")
-            for waiting in batch:
-                self._step(waiting)
+            self._steps(batch)
             reach("journal.written")
             self._db.execute("COMMIT")
             reach("journal.committed")
@@ -240,6 +251,24 @@ class Writer:
         self._ledger.settle()
         self.memory.settle()
         self._committed()
+
+    def _steps(self, batch: list[_Waiting]) -> None:
+        """Each in its turn; records that follow one another are stored together."""
+        rows: list[tuple[Any, ...]] = []
+        for waiting in batch:
+            record = waiting.record
+            if record is None or not self._is_bare(record):
+                self._ledger.insert(rows)
+                rows = []
+                self._step(waiting)
+                continue
+            try:
+                waiting.value, row = self._ledger.stage(record)
+            except DsecError as exc:
+                waiting.error = exc
+            else:
+                rows.append(row)
+        self._ledger.insert(rows)
 
     def _step(self, waiting: _Waiting) -> None:
         mark = self._ledger.mark()
