@@ -265,6 +265,10 @@ def _engine() -> list[str]:
     ]
 
 
+def _module_of(cls: type) -> Source:
+    return Source.of(sys.modules[cls.__module__])
+
+
 def _assigned(source: Source, name: str) -> Iterator[ast.expr]:
     for node in source.tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
@@ -283,7 +287,7 @@ def value(cls: type) -> list[str]:
     silent = [one.name for one in fields if one.name not in doc.named]
     if silent:
         raise Undocumented(f"{cls.__name__}: {', '.join(silent)}")
-    node = Source.of(sys.modules[cls.__module__]).class_(cls.__name__)
+    node = _module_of(cls).class_(cls.__name__)
     default = {
         item.target.id: item.value
         for item in node.body
@@ -355,9 +359,8 @@ def aliases() -> list[str]:
 
 def reference() -> str:
     """The whole page."""
-    source = Source.of(sync)
     names = ", ".join(name for name in dsec.__all__ if not name.startswith("_"))
-    lines = [line for name in CLASSES for line in class_(source, name)]
+    lines = [line for name in CLASSES for line in class_(_module_of(getattr(sync, name)), name)]
     lines += aliases()
     lines += ["## Values", "", "All are frozen, and checked when made.", ""]
     lines += [line for cls in VALUES for line in value(cls)]
