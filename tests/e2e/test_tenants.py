@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from dsec.client.aio import AsyncDsec
@@ -86,6 +87,24 @@ async def _no_key(tmp_path: Path, database: str) -> None:
             async with of(running, key) as nobody:
                 with pytest.raises(Unauthenticated):
                     await nobody.sandboxes.list()
+        found = await _figures(running)
+        assert found['dsec_keys_refused_total{reason="unknown"}'] == 1
+        assert found['dsec_keys_refused_total{reason="form"}'] >= 1
+        assert found["dsec_journal_bytes"] > 0
+        if database:
+            size = "SELECT pg_total_relation_size('dsec.record') + pg_total_relation_size('dsec.chain')"
+            assert found["dsec_journal_bytes"] > (await execute(database, size))[0][0]
+
+
+async def _figures(running: Running) -> dict[str, float]:
+    """Those of the server, as its owner is told them."""
+    connector = aiohttp.UnixConnector(str(running.socket))
+    async with (
+        aiohttp.ClientSession(connector=connector) as client,
+        client.get("http://dsec/metrics") as answer,
+    ):
+        lines = [line for line in (await answer.text()).splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
 def test_keys_and_quotas_live_on_when_the_server_is_opened_again(tmp_path: Path, database_url: str) -> None:

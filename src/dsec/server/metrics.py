@@ -35,6 +35,7 @@ class Sources:
 
     Attributes:
         counts: sandboxes in each state. journal_bytes: that the journal takes on disk. queue: of what waits to be made.
+        refusals: of keys, by reason.
     """
 
     engine: Services
@@ -42,6 +43,7 @@ class Sources:
     counts: Callable[[], Awaitable[Mapping[State, int]]]
     journal_bytes: Callable[[], Awaitable[int]]
     queue: Callable[[], AdmissionInfo] = AdmissionInfo
+    refusals: Callable[[], Mapping[str, int]] = dict
 
 
 class Meters:
@@ -75,7 +77,10 @@ class Meters:
         async with self._lock:
             self._now.metrics = [
                 metric
-                for source in (self._sandboxes, self._pool, self._problems, self._journal, self._queue)
+                for source in (
+                    *(self._sandboxes, self._pool, self._problems, self._journal, self._queue),
+                    self._refusals,
+                )
                 for metric in await self._of(source)
             ]
             return await asyncio.to_thread(generate_latest, self._registry)
@@ -112,6 +117,14 @@ class Meters:
 
     async def _queue(self) -> list[Metric]:
         return queue_figures(self._sources.queue())
+
+    async def _refusals(self) -> list[Metric]:
+        found = CounterMetricFamily(
+            "dsec_keys_refused", "Requests whose key was not good.", labels=["reason"]
+        )
+        for reason, count in sorted(self._sources.refusals().items()):
+            found.add_metric([reason], count)
+        return [found]
 
 
 def pool_figures(info: PoolInfo) -> list[Metric]:

@@ -23,7 +23,7 @@ from dsec.ports.journal import Journal
 from dsec.ports.tenants import Cursors, KeyRecords
 from dsec.wiring.admission import Reception
 from dsec.wiring.engines import Inside, open_engine, open_journal
-from dsec.wiring.figures import bytes_below, meters_of
+from dsec.wiring.figures import bytes_of, meters_of
 from dsec.wiring.journals import remembered
 from dsec.wiring.serving import Behind
 from dsec.wiring.settings import Settings
@@ -150,7 +150,14 @@ async def shared(settings: Settings) -> AsyncIterator[Behind]:
         control = await stack.enter_async_context(opening)
         reception.quotas.source = control.tenants
         gate = await stack.enter_async_context(gate_over(control, services, inside.place, inside.room))
-        journal_bytes = bytes_below(await asyncio.to_thread(inside.state.part, JOURNAL))
-        meters = meters_of(services, inside.journal, inside.sandboxes, journal_bytes, reception.turns.info)
+        journal_bytes = bytes_of(inside.journal, await asyncio.to_thread(inside.state.part, JOURNAL))
+        meters = meters_of(
+            services,
+            inside.journal,
+            inside.sandboxes,
+            journal_bytes,
+            reception.turns.info,
+            lambda: control.refusals.counts,
+        )
         await meters.begin()
         yield Behind(services=services, gate=gate, parts={"idempotency": control.calls, "meters": meters})

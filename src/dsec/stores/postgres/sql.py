@@ -138,6 +138,10 @@ UNSIGNED: Final = """
     ORDER BY r.position
 """
 SIZE: Final = "SELECT coalesce(sum(octet_length(payload) + 250), 0)::bigint FROM record WHERE position > $1"
+BYTES: Final = """
+    SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'dsec' AND c.relname = ANY($1::text[])
+"""
 
 SURPLUS: Final = """
     SELECT number FROM chain WHERE class IN ('gone', 'failed') ORDER BY (class = 'failed'), ended, number

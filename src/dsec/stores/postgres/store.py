@@ -26,6 +26,7 @@ from dsec.stores.postgres.keeper import drop_specs
 from dsec.stores.postgres.look import verify
 from dsec.stores.postgres.parts import Parts
 from dsec.stores.postgres.records import PostgresSnapshots, PostgresVolumes
+from dsec.stores.postgres.tables import TABLES
 from dsec.stores.postgres.writer import Job
 from dsec.stores.rows import check_read, no_sandbox, of_chain, receipt, record_of
 from dsec.stores.sandbox_codec import changed, clean_reason, from_row, to_row
@@ -134,6 +135,10 @@ class PostgresStore(Journal, Sandboxes):
     async def verify(self) -> tuple[Finding, ...]:
         parts = self._parts
         return await asyncio.to_thread(verify, parts.url, parts.file_path, parts.public)
+
+    async def bytes(self) -> int:
+        """That its tables take on the server's disk, with their indexes."""
+        return int((await self._query(sql.BYTES, list(TABLES)))[0][0])
 
     # Sandboxes
 
