@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,36 @@ def test_keys_are_long_random_and_told_by_their_form() -> None:
     assert not any(map(is_key, ["", "dsec_", made[0] + "x", made[0][:-1] + "é", made[1].upper()]))
     assert len({new_key(Coinage.DSEC) for _ in range(100)}) == 100
     assert len(digest_of(made[0])) == 32
+
+
+async def test_whoever_is_in_is_looked_at_again(house: House) -> None:
+    """Revoked, expired, its sandbox ended, or nobody knows it any more; and whether or not it is remembered."""
+    sandbox = new_sandbox_id()
+    house.sandboxes[sandbox] = State.RUNNING
+    revoked = await house.tenants.create_key(Scope.DEVELOPER, project="acme")
+    expired = await house.tenants.create_key(Scope.DEVELOPER, project="acme", ttl=60)
+    token = await house.tenants.token(sandbox)
+    keys = (revoked, expired, token)
+    here = [await house.gate.principal(each.key) for each in keys]
+    asked = house.asked
+    for principal in here:
+        await house.gate.check(principal)
+    assert house.asked == asked, "what is remembered is not looked up"
+    for each in keys:
+        house.ring.forget(each.info.id)
+    for principal in here:
+        await house.gate.check(principal)
+    for each in keys:
+        await house.gate.principal(each.key)
+    await house.tenants.revoke_key(revoked.info.id)
+    house.now += 61
+    house.sandboxes[sandbox] = State.STOPPING
+    for principal, why in zip(here, ("revoked", "expired", "ended"), strict=True):
+        with pytest.raises(Unauthenticated, match=why):
+            await house.gate.check(principal)
+    stranger = replace(here[0], id=new_key_id())
+    with pytest.raises(Unauthenticated, match="not good any more"):
+        await house.gate.check(stranger)
 
 
 async def test_a_key_lets_in_until_it_is_revoked(house: House) -> None:

@@ -67,6 +67,11 @@ class FakeGate(Gate):
 
     engine: Services
     asked: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+
+    async def check(self, principal: Principal) -> None:
+        if principal.id in self.ended:
+            raise Unauthenticated("that key was revoked")
 
     async def principal(self, key: str) -> Principal:
         self.asked.append(key)
@@ -92,6 +97,7 @@ class World:
     client: aiohttp.ClientSession
     ports: FakePorts
     listener: Listener
+    gate: FakeGate
     closes: list[asyncio.Server] = field(default_factory=list)
 
     async def listens(self, script: Script, port: int = PORT) -> None:
@@ -132,12 +138,13 @@ async def opened() -> AsyncIterator[World]:
     ports = FakePorts()
     engine = replace(await Harness(Only(), system_clock=True).connect(), ports=ports)
     await engine.sandboxes.create(SandboxSpec())
-    listener = Listener(await asyncio.to_thread(make_app, FakeGate(engine)))
+    gate = FakeGate(engine)
+    listener = Listener(await asyncio.to_thread(make_app, gate))
     bound = tcp_socket("127.0.0.1", 0)
     await listener.listen(bound)
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     async with aiohttp.ClientSession() as client:
-        world = World(url, client, ports, listener)
+        world = World(url, client, ports, listener, gate)
         try:
             yield world
         finally:
@@ -550,6 +557,32 @@ class TestSockets:
         async with program(world, handler), world.client.ws_connect(world.path(), headers=headers) as socket_:
             assert await socket_.receive_str() == "x" * 1000
             assert (await socket_.receive()).type is aiohttp.WSMsgType.CLOSE
+
+    async def test_who_came_by_a_key_that_ended_leaves(self, world: World) -> None:
+        """Both kinds of connections, at once, and not those of other keys."""
+
+        async def forever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+            await reader.read()
+
+        await world.listens(forever, PORT + 1)
+        headers = {"x-api-key": DEVELOPER}
+        async with (
+            program(world, answering),
+            world.client.ws_connect(world.path(), headers=headers) as socket_,
+            world.client.ws_connect(world.path(), headers={"x-api-key": ADMIN}) as other,
+            world.client.get(world.path(port=PORT + 1), headers=headers) as answer,
+        ):
+            assert await answer.content.readexactly(1) == b"x"
+            world.gate.ended.add("ky-d")
+            async with asyncio.timeout(10):
+                message = await socket_.receive()
+                with pytest.raises(aiohttp.ClientError):
+                    await answer.read()
+            assert (message.data, message.extra) == (1008, "that key was revoked")
+            await other.send_str("still here")
+            assert await other.receive_str() == "still here"
 
     async def test_stopping_says_goodbye(self) -> None:
         async with opened() as world, program(world, answering):

@@ -52,6 +52,9 @@ class TenantGate(Gate):
             self._rates.take(principal.project, self._quotas.quota(principal.project).rate)
         return principal
 
+    async def check(self, principal: Principal) -> None:
+        await self.ring.check(principal)
+
     def services(self, principal: Principal) -> Services:
         view = self._views.get(principal)
         if view is not None:

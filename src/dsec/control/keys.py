@@ -73,9 +73,20 @@ class Keyring:
             known = await self._read(digest)
         else:
             self._known.move_to_end(digest)
-        await self._check(known)
+        await self._check(known.info)
         self._note(known)
         return known.principal
+
+    async def check(self, principal: Principal) -> None:
+        """Whether whoever came in by that key may still be here.  Raises: Unauthenticated. As :class:`~dsec.ports.tenants.KeyRecords`."""
+        key = KeyId(principal.id)
+        known = self._known.get(self._digests.get(key, b""))
+        info = known.info if known is not None else await self._records.get(key)
+        if info is None:
+            raise self._refused("unknown", "that key is not good any more")
+        if info.revoked_at:
+            raise self._refused("revoked", "that key was revoked")
+        await self._check(info)
 
     async def _read(self, digest: bytes) -> _Known:
         while True:
@@ -110,9 +121,8 @@ class Keyring:
             self._digests.pop(oldest.info.id, None)
         return known
 
-    async def _check(self, known: _Known) -> None:
+    async def _check(self, info: KeyInfo) -> None:
         """Raises: Unauthenticated."""
-        info = known.info
         if info.expires_at and self._clock() >= info.expires_at:
             raise self._refused("expired", "that key has expired")
         if info.sandbox is None:

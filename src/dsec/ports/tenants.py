@@ -109,6 +109,10 @@ class KeyRecords(ABC):
         """The one with that digest, however good it still is."""
 
     @abstractmethod
+    async def get(self, key: KeyId) -> KeyInfo | None:
+        """The one of that id, likewise."""
+
+    @abstractmethod
     async def add(self, info: KeyInfo, digest: bytes) -> None:
         """Raises: Conflict: there are too many."""
 

@@ -23,6 +23,7 @@ from dsec.ports.engine import ExecSession
 from dsec.server.context import gate_services
 from dsec.server.outflow import ending
 from dsec.server.output import ended
+from dsec.server.waits import why_of
 from dsec.wire.problems import to_body
 from dsec.wire.values import encode
 
@@ -38,6 +39,7 @@ WAITING: Final = 4  # frames of standard input that wait for the command to read
 GOING_AWAY: Final = 1012
 DONE: Final = 1000
 WRONG: Final = 1003
+REFUSED: Final = 1008
 
 
 @router.websocket("/{exec}/attach")
@@ -60,7 +62,7 @@ class Attachment:
         self._input: asyncio.Queue[bytes] = asyncio.Queue(WAITING)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until the command has ended and that is told, the client has left, or the server stops."""
+        """Until the command has ended and that is told, the client has left, its key has ended, or the server stops."""
         telling = asyncio.ensure_future(self._tell())
         listening, feeding = asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._feed())
         stopping = asyncio.ensure_future(stop.wait())
@@ -71,7 +73,15 @@ class Attachment:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+        why = why_of(self._socket)
+        if why is not None:
+            await self._quietly(lambda: self._refused(why))
+            return
         await self._close(telling)
+
+    async def _refused(self, why: DsecError) -> None:
+        await self._socket.send_bytes(_ERROR + encode(to_body(why)))
+        await self._socket.close(REFUSED, why.message)
 
     async def _close(self, telling: asyncio.Task[None]) -> None:
         failed = None if telling.cancelled() else telling.exception()

@@ -198,9 +198,10 @@ class _Begun:
     async def __call__(self, message: Message) -> None:
         self.begun = True
         await self._send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.ended = True
-        elif message["type"] == "websocket.close":
+        kind = message["type"]
+        if kind == "websocket.close" or (
+            kind == "http.response.body" and not message.get("more_body", False)
+        ):
             self.ended = True
 
 

@@ -40,7 +40,7 @@ class Listener:
         self._config = configured(app, bounds)
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
-        self._sweeping: asyncio.Task[None] | None = None
+        self._tending: list[asyncio.Task[None]] = []
 
     @property
     def connections(self) -> int:
@@ -56,7 +56,11 @@ class Listener:
             else:
                 server = await loop.create_server(self._protocol, sock=one, backlog=BACKLOG)
             self._servers.append(server)
-        self._sweeping = self._sweeping or loop.create_task(self._sweep())
+        if not self._tending:
+            self._tending = [
+                loop.create_task(self._sweep()),
+                loop.create_task(self._app.door.stays.watch()),
+            ]
 
     def _protocol(self) -> asyncio.Protocol:
         make: Callable[..., asyncio.Protocol] = self._config.http_protocol_class
@@ -87,8 +91,8 @@ class Listener:
             connection.shutdown()
         await self._until(lambda: not self._state.connections, LAST_WORDS)
         sweep(self._state, float("inf"))
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for task in self._tending:
+            task.cancel()
 
     async def _until(self, done: Callable[[], bool], seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

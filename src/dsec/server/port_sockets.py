@@ -22,6 +22,7 @@ from websockets.typing import Subprotocol
 from dsec.errors import BadRequest, ProtocolError, TimedOut
 from dsec.server.outflow import WRITE_SECONDS
 from dsec.server.port_headers import Headers
+from dsec.server.waits import why_of
 
 HANDSHAKE_SECONDS: Final = 60.0
 MOST_MESSAGE: Final = 16 << 20  # bytes, either way
@@ -100,7 +101,11 @@ async def _carry(client: WebSocket, inner: ClientConnection) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     if done == {stopping}:
-        await client.close(CloseCode.GOING_AWAY, "the server is stopping")
+        why = why_of(client)
+        if why is not None:
+            await client.close(CloseCode.POLICY_VIOLATION, why.message)
+        else:
+            await client.close(CloseCode.GOING_AWAY, "the server is stopping")
         await inner.close(CloseCode.GOING_AWAY)
 
 

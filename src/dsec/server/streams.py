@@ -12,7 +12,7 @@ from starlette.responses import Response
 from dsec.errors import DsecError
 from dsec.server.documents import EVENTS
 from dsec.server.outflow import close, outflow
-from dsec.server.waits import stop_of
+from dsec.server.waits import stop_of, why_of
 from dsec.wire.problems import to_body
 from dsec.wire.values import encode
 
@@ -38,6 +38,9 @@ async def _told(request: Request, events: AsyncIterator[bytes]) -> AsyncIterator
     try:
         async for piece in alive(events, stop_of(request), BEAT):
             yield piece
+        why = why_of(request)
+        if why is not None:
+            yield event("error", to_body(why))
     except DsecError as error:
         yield event("error", to_body(error))
 

@@ -1,4 +1,4 @@
-"""Waiting for what may take long: bounded, and over when the client leaves or the server stops."""
+"""Waiting for what may take long: bounded, and over when the client leaves, its key ends, or the server stops."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Awaitable
 from typing import Annotated, Final, TypeVar
 
 from fastapi import Query, Request
+from starlette.requests import HTTPConnection
 
+from dsec.errors import DsecError
 from dsec.server.presence import while_there
+from dsec.server.stays import Stop
 
 T = TypeVar("T")
 
@@ -17,10 +20,16 @@ Timeout = Annotated[float, Query(ge=0, le=LONGEST, allow_inf_nan=False)]
 
 
 def stop_of(request: Request) -> asyncio.Event:
-    """Set when the server stops."""
+    """Set when the server stops, or the key of the request has ended."""
     stop = request.scope["dsec.stop"]
     assert isinstance(stop, asyncio.Event)
     return stop
+
+
+def why_of(request: HTTPConnection) -> DsecError | None:
+    """Why its stop is set; None: the server stops, or it is not set."""
+    stop = request.scope["dsec.stop"]
+    return stop.why if isinstance(stop, Stop) else None
 
 
 async def within(request: Request, work: Awaitable[T], seconds: float) -> T | None:

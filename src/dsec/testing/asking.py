@@ -31,10 +31,18 @@ KEY = "dsec_" + "K" * 43
 class TwoKeys(Gate):
     """``KEY`` of the owner, with a "p" behind it that of a developer of the project ``ours``, and with a "d" and a "t" of a developer and a
     sandbox of the owner's project. All of them see the same.
+
+    Attributes:
+        ended: ids of keys that are no good any more.
     """
 
     def __init__(self, engine: Services) -> None:
         self._engine = engine
+        self.ended: set[str] = set()
+
+    async def check(self, principal: Principal) -> None:
+        if principal.id in self.ended:
+            raise Unauthenticated("that key was revoked")
 
     async def principal(self, key: str) -> Principal:
         if key == KEY:

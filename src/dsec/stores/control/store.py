@@ -71,6 +71,9 @@ class ControlStore(KeyRecords, Cursors):
     async def find(self, digest: bytes) -> KeyInfo | None:
         return await self.database.run(lambda connection: rows.key_of_digest(connection, digest))
 
+    async def get(self, key: KeyId) -> KeyInfo | None:
+        return await self.database.run(lambda connection: rows.key_of_id(connection, key))
+
     async def add(self, info: KeyInfo, digest: bytes) -> None:
         await self.database.run(lambda connection: rows.add_key(connection, info, digest))
 
