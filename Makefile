@@ -10,9 +10,9 @@ STAMPS := $(VENV)/.setup
 NATIVE := src/dsec/_native
 PYTEST_ARGS ?=
 
-.PHONY: setup programs demo check test v2 bench clean
+.PHONY: setup programs bytecode demo check test v2 bench clean
 
-setup: $(STAMPS)/dev programs
+setup: $(STAMPS)/dev programs bytecode
 
 # First: it may bring the Python that makes the virtual environment.
 $(STAMPS)/packages: scripts/debian-packages.txt scripts/debian_packages.sh
@@ -42,8 +42,12 @@ programs: $(STAMPS)/project
 	  mv $(NATIVE)/.$$program.new $(NATIVE)/$$program; \
 	done
 
+# Where Python may not write what it compiled (PYTHONDONTWRITEBYTECODE), every command of ours would compile all of it again.
+bytecode: $(STAMPS)/project
+	@$(BIN)/python -m compileall -q src
+
 # Every level that this machine can have, at work and under attack.
-demo: programs
+demo: programs bytecode
 	$(BIN)/python examples/demo.py
 
 check: setup

@@ -40,10 +40,6 @@ class Cli:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {**os.environ, "DSEC_HOME": str(home), "TERM": "xterm"}
-        self.env["PYTHONPYCACHEPREFIX"] = str(
-            home / "bytecode"
-        )  # not compiled anew by each of so many processes
-        self.env.pop("PYTHONDONTWRITEBYTECODE", None)
 
     @contextlib.contextmanager
     def start(self, *arguments: str, **options: object) -> Iterator[subprocess.Popen[bytes]]:
