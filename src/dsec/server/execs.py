@@ -11,7 +11,7 @@ from starlette.responses import Response
 from dsec.client.requests import exec_request, pty_size
 from dsec.errors import BadRequest, UnknownOutcome
 from dsec.model.execs import ExecInfo, ExecRequest, ExecResult
-from dsec.model.ids import SandboxId, parse_exec_id, parse_sandbox_id
+from dsec.model.ids import ExecId, SandboxId, parse_exec_id, parse_sandbox_id
 from dsec.model.tenants import Principal
 from dsec.ports.engine import ExecSession, Services
 from dsec.ports.idempotency import Begun
@@ -20,7 +20,7 @@ from dsec.server.context import Caller, Engine, answer
 from dsec.server.documents import BYTES, call
 from dsec.server.idempotency import mark_of
 from dsec.server.presence import patient_with, while_sending, while_there
-from dsec.server.recovery import exec_of
+from dsec.server.recovery import intent_of, is_unknown
 from dsec.server.shapes import Empty, ExecAnswer, ExecBody, Items, PtyBody, SignalBody, Started
 from dsec.server.waits import Timeout, within
 
@@ -43,11 +43,13 @@ async def _found(
     body = await body_of(request, ExecBody)
     if body.scratch:
         raise UnknownOutcome("the server was interrupted, and the throw-away copy is gone")
-    known = await exec_of(services, which, mark)
-    if known is None:
+    intent = await intent_of(services, which, mark)
+    if intent is None:
         return None
-    session = await services.execs.attach(which, known)
+    session = await services.execs.attach(which, ExecId(intent.ref))
     if not body.wait:
+        if await is_unknown(services, intent):  # it may never have begun
+            raise UnknownOutcome("the server was interrupted when it began the command", exec=session.id)
         return answer(Started(id=session.id, pid=session.pid), 201)
     return answer(told(request, await while_there(request, session.wait())))
 

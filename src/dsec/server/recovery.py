@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from dsec.errors import NotFound
-from dsec.model.ids import ExecId, SandboxId
-from dsec.model.journal import Phase
+from dsec.errors import NotFound, UnknownOutcome
+from dsec.model.ids import SandboxId
+from dsec.model.journal import Phase, Record
 from dsec.model.paging import PAGE
 from dsec.model.sandbox import SandboxInfo, State
 from dsec.model.tenants import Principal
@@ -48,20 +48,28 @@ async def created(
     return None
 
 
-async def exec_of(services: Services, sandbox: SandboxId, mark: str) -> ExecId | None:
-    """The command whose intent carries that mark."""
-    after = 0
-    while True:
-        records = await services.observe.events(sandbox, after=after, limit=PIECE)
+async def intent_of(services: Services, sandbox: SandboxId, mark: str) -> Record | None:
+    """That of the command which carries that mark."""
+    async for record in _execs(services, sandbox, 0):
+        if record.phase is Phase.INTENT and record.payload.get("request") == mark:
+            return record
+    return None
+
+
+async def is_unknown(services: Services, intent: Record) -> bool:
+    """Whether it is recorded that nobody can know what became of a command, or whether it began."""
+    async for record in _execs(services, SandboxId(intent.chain), intent.seq):
+        if record.ref == intent.ref:
+            return record.payload.get("outcome") == UnknownOutcome.code
+    return False
+
+
+async def _execs(services: Services, sandbox: SandboxId, after: int) -> AsyncIterator[Record]:
+    """Records of commands behind that number."""
+    while records := await services.observe.events(sandbox, after=after, limit=PIECE):
         for record in records:
-            if (
-                record.act == "exec"
-                and record.phase is Phase.INTENT
-                and record.payload.get("request") == mark
-            ):
-                return ExecId(record.ref)
-        if not records:
-            return None
+            if record.act == "exec":
+                yield record
         after = records[-1].seq
 
 

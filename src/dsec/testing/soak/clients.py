@@ -12,9 +12,10 @@ from typing import Final
 
 from dsec import Dsec
 from dsec.client.sync import Sandbox
-from dsec.errors import DsecError
+from dsec.errors import DsecError, RuntimeUnavailable
 from dsec.model.sandbox import Flag, State
 from dsec.model.snapshots import SnapshotInfo
+from dsec.testing.crashes import until
 from dsec.testing.soak.ledger import AWAKE, Command, Known, Ledger
 from dsec.testing.soak.plan import chance
 from dsec.testing.soak.twice import made_twice
@@ -25,6 +26,7 @@ LABEL: Final = "soak"
 RAN: Final = "ran"
 WITNESS: Final = "/witness"
 _EXIT: Final = 5
+_OPENS: Final = 60.0  # seconds for a client to find the server
 _PIECE: Final = 40_000  # bytes of an upload, at most
 _CROWDED: Final = ("busy", "over_quota", "conflict")
 _STRUCK: Final = ("runtime_unavailable", "unknown_outcome")
@@ -64,22 +66,27 @@ class Client:
         self._ledger = ledger
         self._project = project
         self._luck = chance(seed, number, project, name)
-        self._prefix = f"r{number}-{name}"
+        self._prefix = f"r{number}-{project[0]}{name}"
         self._count = 0
         self.thread = threading.Thread(target=self._run, name=self._prefix, daemon=True)
 
     def _run(self) -> None:
-        acts = list(_ACTS)
-        weights = [_ACTS[act] for act in acts]
+        acts, weights = list(_ACTS), list(_ACTS.values())
         try:
             with (
-                Dsec(self._server.url, api_key=self._server.keys[self._project]) as self._dsec,
-                Dsec(self._server.url, api_key=self._server.admin) as self._admin,
+                self._opened(self._server.keys[self._project]) as self._dsec,
+                self._opened(self._server.admin) as self._admin,
             ):
                 while not self._server.stop.is_set():
                     self._try(self._luck.choices(acts, weights)[0])
         except BaseException:  # noqa: BLE001 - told to the judge
             self._wrong(f"a client ended:\n{traceback.format_exc()}")
+
+    def _opened(self, key: str) -> Dsec:
+        """A client, when the server is there."""
+        found = until(lambda: _open(self._server.url, key), "a server to begin with", _OPENS)
+        assert found is not None
+        return found
 
     def _try(self, act: Callable[[Client], str]) -> None:
         """One act, and what it came to."""
@@ -349,6 +356,14 @@ class Client:
         with self._ledger.lock:
             one.ended, one.states = True, frozenset({State.GONE})
         return "destroy"
+
+
+def _open(url: str, key: str) -> Dsec | None:
+    """None: it is not there now."""
+    try:
+        return Dsec(url, api_key=key).open()
+    except RuntimeUnavailable:
+        return None
 
 
 def _traced(one: Known, token: str) -> str:

@@ -94,7 +94,7 @@ class Judge:
             if one.shaky or one.ending:
                 allowed |= {State.LOST, State.FAILED}
             if one.ended:
-                allowed = {State.GONE}
+                allowed = set(one.states)
             if info.state not in allowed:
                 wanted = ", ".join(sorted(allowed))
                 self._wrong(
