@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from dsec.errors import NotFound, RuntimeUnavailable
+from dsec.errors import Conflict, NotFound, RuntimeUnavailable, TimedOut
 from dsec.model.ids import SandboxId, new_sandbox_id
 from dsec.runtimes import dialing
 from dsec.runtimes.dialing import Dialer
@@ -127,7 +127,7 @@ async def test_cancelled_in_the_moment_in_which_it_comes(
     says: Says, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(dialing, "_connected", lambda *_: ours)
+    monkeypatch.setattr(dialing, "_begun", lambda *_: ours)
     loop = asyncio.get_running_loop()
     soon = loop.call_soon_threadsafe
 
@@ -143,3 +143,43 @@ async def test_cancelled_in_the_moment_in_which_it_comes(
     theirs.setblocking(False)
     assert theirs.recv(1) == b""  # the other end is closed
     theirs.close()
+
+
+def beginning(port: int) -> socket.socket:
+    """As in another network: a socket that connects."""
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.connect_ex(("127.0.0.1", port))
+    return sock
+
+
+async def test_a_program_that_takes_nobody_keeps_no_thread_waiting(
+    says: Says, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue is full, so that the kernel answers nobody: hundreds wait, in as many sockets, and end in time; others get through meanwhile."""
+    monkeypatch.setattr(dialing, "_begun", lambda _, port: beginning(port))
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
+        full = [beginning(deaf.getsockname()[1]) for _ in range(8)]
+        before, port = threading.active_count(), deaf.getsockname()[1]
+        dial = says.dialer.dial
+        waiting = [asyncio.ensure_future(dial(SB, other, SLOT, port, 0.5)) for _ in range(300)]
+        listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        async with listener:
+            where = listener.sockets[0].getsockname()[1]
+            (await dial(SB, other, SLOT, where, 10.0)).close()
+        assert threading.active_count() <= before + 20
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(each) for each in ended} == {TimedOut}
+        for sock in full:
+            sock.close()
+
+
+async def test_one_that_is_refused_says_so(says: Says, other: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing, "_begun", lambda _, port: beginning(port))
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    before = len(descriptors())
+    with pytest.raises(Conflict, match="nothing listens"):
+        await says.dialer.dial(SB, other, SLOT, port, 10.0)
+    says.dialer.forget(SB)
+    assert len(descriptors()) <= before

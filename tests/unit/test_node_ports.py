@@ -14,6 +14,7 @@ from dsec.client.aio import AsyncDsec, AsyncSandbox
 from dsec.errors import BadRequest, Busy, Conflict, NotFound, SandboxFailed, StorageFull, TooLarge
 from dsec.model.ids import SandboxId, new_sandbox_id
 from dsec.model.journal import Phase, Record
+from dsec.model.sandbox import SandboxSpec
 from dsec.node import ports
 from dsec.testing.harness import Harness, until
 
@@ -150,6 +151,29 @@ class TestConnecting:
         harness.runtime.deaf.set()
         for sock in await asyncio.gather(*tasks):  # all who came at once have theirs
             sock.close()
+
+    async def test_a_project_leaves_as_many_places_as_it_has(
+        self, harness: Harness, dsec: AsyncDsec, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However many sandboxes of one project take no connections, others get through."""
+        monkeypatch.setattr(ports, "MAX_MAKING", 8)
+        making = service(harness)._making
+        harness.runtime.deaf = asyncio.Event()
+        spec = SandboxSpec(project="deaf")
+        deaf = [await harness.engine.services.sandboxes.create(spec) for _ in range(8)]
+        tasks = [asyncio.ensure_future(service(harness).connect(each.id, PORT)) for each in deaf]
+        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        while len(waiting) > 4:
+            more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            done |= more
+        assert {type(each.exception()) for each in done} == {Busy}
+        assert making == {"deaf": 4}
+        other = asyncio.ensure_future(connected(harness, await dsec.sandboxes.create()))
+        await until(lambda: making.total() == 5)
+        harness.runtime.deaf.set()
+        for sock in await asyncio.gather(other, *waiting):
+            sock.close()
+        assert not making
 
     async def test_nobody_waits_for_ever_for_a_turn(
         self, harness: Harness, sb: AsyncSandbox, monkeypatch: pytest.MonkeyPatch

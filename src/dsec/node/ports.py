@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 CONNECT: Final = "port.connect"
 CONNECT_SECONDS: Final = 5.0
 MAX_OPEN: Final = 256  # connections to one sandbox, those being made included
-MAX_MAKING: Final = 256  # in all: each has a thread of its own for as long as it waits
-MAX_MAKING_EACH: Final = (
-    8  # to one sandbox, others wait: what takes no connections must not hold all of those threads
-)
+MAX_MAKING: Final = 256  # in all; a project may have as many as it leaves to others
+MAX_MAKING_EACH: Final = 8  # to one sandbox, others wait: what takes no connections must not hold all places
 TURN_SECONDS: Final = 15.0
 NOTE_SECONDS: Final = 60.0  # between two records of one port of one sandbox
 MAX_NOTED: Final = 4096
@@ -88,7 +86,7 @@ class Ports(PortService):
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
-        self._making = 0
+        self._making: Counter[str] = Counter()  # connections, by project
         self._open: dict[SandboxId, _Open] = {}
         self._noted: OrderedDict[tuple[SandboxId, int], _Noted] = OrderedDict()
 
@@ -120,9 +118,16 @@ class Ports(PortService):
             here.turns.release()
 
     async def _made(self, handle: Handle, port: int) -> Connection:
-        if self._making >= MAX_MAKING:
-            raise Busy(f"{self._making} connections into sandboxes are being made", hint="retry in a moment")
-        self._making += 1
+        project = handle.info.spec.project
+        own, all_ = self._making[project], self._making.total()
+        if own >= MAX_MAKING - all_:
+            raise Busy(
+                f"{all_} connections into sandboxes are being made, {own} of them of project {project!r}: "
+                f"of {MAX_MAKING} it leaves as many as it has to others",
+                hint="let the programs there take connections, or retry in a moment",
+                limit=MAX_MAKING,
+            )
+        self._making[project] += 1
         try:
             plain = await handle.runtime.dial(handle.id, port, CONNECT_SECONDS)
         except (NotFound, RuntimeUnavailable, Conflict, TimedOut) as exc:
@@ -133,7 +138,9 @@ class Ports(PortService):
                 raise RuntimeUnavailable(f"{handle.id} does not run here any more") from exc
             raise
         finally:
-            self._making -= 1
+            self._making[project] -= 1
+            if not self._making[project]:
+                del self._making[project]
         made = Connection(plain.family, plain.type, plain.proto, plain.detach())
         made.setblocking(False)
         return made

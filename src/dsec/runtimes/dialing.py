@@ -1,4 +1,6 @@
-"""Connections to what listens inside a network namespace, made by a thread that enters it and ends there.
+"""Connections to what listens inside a network namespace, begun by a thread that enters it and ends there.
+
+That thread only begins: a program that listens and takes nobody keeps a socket waiting, and no thread.
 
 A pid says nothing by itself: its process may have ended, and the number be another's. What is entered is a process that a pidfd
 holds, of which two things were found *after* the pidfd was opened: it is in the control group of the sandbox's slot, and the spawner,
@@ -49,7 +51,7 @@ class Dialer:
             pidfd = self._hold(sandbox, await self._proven(sandbox, pid, slot))
         self._held.move_to_end(sandbox)
         try:
-            return await _in_thread(os.dup(pidfd), sandbox, port, timeout)
+            return await _taken(await _in_thread(os.dup(pidfd), sandbox, port), sandbox, port, timeout)
         except NotFound:  # that process ended; a sandbox that was made anew meanwhile has another
             self.forget(sandbox)
             raise
@@ -107,8 +109,8 @@ def _ended(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
-async def _in_thread(pidfd: int, sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
-    """Connect in a thread that nobody else ever uses: it is in another network until it ends. Closes ``pidfd``."""
+async def _in_thread(pidfd: int, sandbox: SandboxId, port: int) -> socket.socket:
+    """Begin to connect in a thread that nobody else ever uses: it is in another network until it ends. Closes ``pidfd``."""
     loop = asyncio.get_running_loop()
     made: asyncio.Future[socket.socket] = loop.create_future()
 
@@ -121,7 +123,7 @@ async def _in_thread(pidfd: int, sandbox: SandboxId, port: int, timeout: float) 
     def run() -> None:
         result: socket.socket | BaseException
         try:
-            result = _connected(pidfd, port, timeout)
+            result = _begun(pidfd, port)
         except OSError as exc:
             result = _refused(sandbox, port, exc)
         except BaseException as exc:  # noqa: BLE001 - whoever waits is told, whatever it was
@@ -151,8 +153,31 @@ async def _arrival(made: asyncio.Future[socket.socket]) -> socket.socket:
         raise
 
 
-def _connected(pidfd: int, port: int, timeout: float) -> socket.socket:
-    """Raises: OSError."""
+async def _taken(sock: socket.socket, sandbox: SandboxId, port: int, timeout: float) -> socket.socket:
+    """The same, when the program has taken it; otherwise it is closed."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    try:
+        loop.add_writer(sock, told.set)
+        try:
+            async with asyncio.timeout(timeout):
+                await told.wait()
+        finally:
+            loop.remove_writer(sock)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+    except OSError as exc:
+        sock.close()
+        raise _refused(sandbox, port, exc) from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _begun(pidfd: int, port: int) -> socket.socket:
+    """A socket in that network, which connects by itself from now on.  Raises: OSError."""
     outside = os.stat("/proc/self/ns/net").st_ino  # of the main thread
     libc = ctypes.CDLL(None, use_errno=True)  # `os.setns` came with Python 3.12
     if libc.setns(pidfd, _CLONE_NEWNET):
@@ -162,10 +187,11 @@ def _connected(pidfd: int, port: int, timeout: float) -> socket.socket:
         raise OSError(errno.EPERM, "it has no network of its own")
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        sock.settimeout(timeout)
-        sock.connect(("127.0.0.1", port))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = sock.connect_ex(("127.0.0.1", port))
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
     except BaseException:
         sock.close()
         raise
