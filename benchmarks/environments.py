@@ -17,9 +17,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import uvloop
 
@@ -28,7 +30,15 @@ from benchmarks.figures import NS_PER_MS, milliseconds, quantile
 from benchmarks.served import answers, free_port, new_key, share_images
 from dsec import AsyncDsec, Limits
 from dsec.client import aio
-from dsec.model.ids import SandboxId
+from dsec.model.ids import SandboxId, new_sandbox_id
+from dsec.model.journal import Draft, Phase
+from dsec.model.sandbox import State
+from dsec.node.clock import SystemClock
+from dsec.node.drafts import recorded
+from dsec.node.janitor import Janitor
+from dsec.node.reaper import Reaper
+from dsec.stores.journal import SqliteStore
+from dsec.stores.postgres.store import PostgresStore
 
 PROJECTS: Final = 100
 BATCH: Final = 1000
@@ -36,6 +46,8 @@ AT_ONCE: Final = 4
 LOOKS: Final = 2000
 PAGES: Final = 300
 WOKEN: Final = 200
+DUE: Final = 1000
+TTL: Final = 30 * 86400.0
 SMALL: Final = Limits(memory_mib=64, disk_mib=16, pids=32)
 
 
@@ -43,6 +55,7 @@ class Server:
     """One that can be stopped and started again over the same home."""
 
     def __init__(self, home: str, database: str) -> None:
+        self.home = Path(home)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {**os.environ, "DSEC_HOME": home}
@@ -93,6 +106,7 @@ async def _record(dsec: aio.AsyncDsec, count: int) -> tuple[list[SandboxId], flo
                 count=min(BATCH, count - start),
                 limits=SMALL,
                 labels={"batch": str(start)},
+                ttl=TTL,
                 project=f"tenant-{start // BATCH % PROJECTS}",
             )
             sample.extend(random.sample(ids, min(20, len(ids))))
@@ -157,6 +171,38 @@ async def _wake(dsec: aio.AsyncDsec, sample: list[SandboxId]) -> list[int]:
     return times
 
 
+async def _sweep(home: Path, database: str) -> float:
+    """Seconds of a sweep of the reaper over the records of a server that was stopped, which finds that the time of so many is up."""
+    state = home / "engine"
+    key = state / "keys" / "journal.key"
+    directory = state / "journal"
+    store: SqliteStore | PostgresStore
+    if database:
+        store = await PostgresStore.open(database, directory, key=key, engine_id="en-bench")
+    else:
+        store = await SqliteStore.open(directory, key=key, engine_id="en-bench")
+    clock = SystemClock()
+    now = clock.now()
+    cold = (await store.page(states=[State.COLD], limit=DUE)).items
+    due = [
+        replace(info, id=new_sandbox_id(), created_boot=now.boot - TTL, expires_at=now.wall) for info in cold
+    ]
+    await store.add_many(due, recorded(due))
+
+    async def end(sandbox: SandboxId, reason: str) -> None:
+        draft = Draft(chain=sandbox, act="sandbox.destroy", phase=Phase.RESULT, payload={"reason": reason})
+        await store.move(sandbox, seen=State.COLD, to=State.GONE, draft=draft)
+
+    kit: Any = SimpleNamespace(clock=clock, sandboxes=store)
+    begun = time.monotonic()
+    ended = await Reaper(kit, end, cast("Janitor", None)).sweep()
+    took = time.monotonic() - begun
+    await store.close()
+    if ended != len(due):
+        raise RuntimeError(f"{ended} of {len(due)} were ended")
+    return took
+
+
 async def _measured(
     server: Server, key: str, options: argparse.Namespace
 ) -> tuple[dict[str, float], dict[str, list[int]]]:
@@ -167,6 +213,7 @@ async def _measured(
         times["first command in a cold one"] = await _wake(dsec, list(dict.fromkeys(sample)))
         memory = server.mib()
         await asyncio.to_thread(server.stop)
+        sweep = await _sweep(server.home, options.database)
         restart = await asyncio.to_thread(server.start)
         again = await _looks(dsec, [one.id for one in live] or sample)
         after = server.mib()
@@ -178,6 +225,7 @@ async def _measured(
         "page_p99_ms": quantile(times["a page of 100"], 0.99) / NS_PER_MS,
         "wake_p50_ms": quantile(times["first command in a cold one"], 0.5) / NS_PER_MS,
         "restart_s": restart,
+        "sweep_s": sweep,
         "server_mib": max(memory, after),
         "live": float(options.live),
         "environments": float(options.n),

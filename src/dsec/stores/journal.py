@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,7 @@ class SqliteStore(Journal, Sandboxes):
         self._now = parts.now
         self._batch = Batch(parts.db, parts.ledger, parts.memory)
         self._read_lock = threading.Lock()
+        self._find_lock = threading.Lock()
         self._closed = False
         self.snapshots = SqliteSnapshots(parts.db, parts.writer, parts.ledger, self._query)
         self.volumes = SqliteVolumes(parts.db, parts.writer, parts.ledger, self._query)
@@ -289,12 +291,12 @@ class SqliteStore(Journal, Sandboxes):
         return row[0], self._info(row)
 
     async def _look_up(self, text: str, args: Arguments) -> Rows:
-        """A read by key: at once when the reader is free."""
-        if self._read_lock.acquire(blocking=False):
+        """A read by key: at once when its connection is free, which no long read takes."""
+        if self._find_lock.acquire(blocking=False):
             try:
-                return self._select(text, args)
+                return self._select(self._parts.finder, text, args)
             finally:
-                self._read_lock.release()
+                self._find_lock.release()
         return await self._query(text, args)
 
     async def _query(self, text: str, args: Arguments) -> Rows:
@@ -302,10 +304,10 @@ class SqliteStore(Journal, Sandboxes):
 
     def _locked_select(self, text: str, args: Arguments) -> Rows:
         with self._read_lock:
-            return self._select(text, args)
+            return self._select(self._parts.reader, text, args)
 
-    def _select(self, text: str, args: Arguments) -> Rows:
+    def _select(self, db: sqlite3.Connection, text: str, args: Arguments) -> Rows:
         if self._closed:
             raise Conflict("the journal is closed")
         with translated():
-            return self._parts.reader.execute(text, args).fetchall()
+            return db.execute(text, args).fetchall()

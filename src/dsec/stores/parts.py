@@ -78,9 +78,10 @@ class Parts:
             self.db = stack.enter_context(
                 contextlib.closing(schema.connect(files.database, durability=durability))
             )
-            self.reader = stack.enter_context(
-                contextlib.closing(schema.connect(files.database, read_only=True))
-            )
+            self.reader, self.finder = [
+                stack.enter_context(contextlib.closing(schema.connect(files.database, read_only=True)))
+                for _ in range(2)
+            ]
             side = stack.enter_context(contextlib.closing(schema.connect(files.database)))
             with translated():
                 self.db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
