@@ -10,6 +10,7 @@ import pytest
 from dsec.client.aio import AsyncDsec
 from dsec.model.sandbox import Level
 from dsec.testing.contracts.runtime import RuntimeContract
+from dsec.testing.databases import NewDatabase
 from dsec.testing.serving import KEY, served
 from dsec.wiring.engines import open_engine
 from dsec.wiring.servers import server
@@ -25,11 +26,12 @@ def private_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def durable_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def durable_url(tmp_path_factory: pytest.TempPathFactory, new_database: NewDatabase) -> Iterator[str]:
     home = tmp_path_factory.mktemp("h")
-    settings = Settings(home=home / "engine", pool=0, shelf=2)
-    with served(partial(open_engine, settings), home / "s") as url:
-        yield url
+    with new_database() as database:
+        settings = Settings(home=home / "engine", pool=0, shelf=2, database=database)
+        with served(partial(open_engine, settings), home / "s") as url:
+            yield url
 
 
 class OverServer(RuntimeContract):

@@ -13,6 +13,7 @@ import stat
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from dsec.errors import (
     Conflict,
     Denied,
 )
+from dsec.handover import handed
 from dsec.model.sandbox import Level
 from dsec.runtimes import cgroups
 
@@ -215,6 +217,11 @@ async def durable_state(home: Path, wait: float) -> StateDirectory:
                 home=str(home),
             )
         await asyncio.sleep(0.02)
+    return await handed(partial(_durable, home, tag, lock), StateDirectory.release)
+
+
+def _durable(home: Path, tag: str, lock: int) -> StateDirectory:
+    """What belongs to a home that is locked; all of it, or the lock is let go."""
     try:
         return StateDirectory(home, _homes(tag, home), _run(tag, home), tag, True, lock)
     except BaseException:
