@@ -28,7 +28,7 @@ from dsec.testing.harness import Harness, until
 from dsec.testing.volumes import MemoryVolumes
 
 pytestmark = pytest.mark.anyio
-FLAGS = frozenset({Flag.PAUSE, Flag.SNAPSHOTS, Flag.SCRATCH, Flag.USERS, Flag.VOLUMES})
+FLAGS = frozenset({Flag.PAUSE, Flag.SNAPSHOTS, Flag.SCRATCH, Flag.USERS, Flag.VOLUMES, Flag.HIBERNATE})
 BAD_NAMES = ["", "A", "a/b", "../a", ".", "a\n", "-a", "a" * 65, "ü", "a b", "a\0"]
 
 
@@ -311,6 +311,47 @@ async def test_a_name_means_another_volume_in_another_project(harness: Harness, 
 
 
 # After a restart
+
+
+async def test_a_hibernated_one_keeps_its_place(harness: Harness) -> None:
+    """Also over a restart of the engine, and while a wake of it fails; destroying it gives the place back."""
+    async with harness.open() as dsec:
+        await dsec.volumes.create("data")
+        sb = await dsec.sandboxes.create(volumes=["data:/data"])
+        await sb.hibernate()
+    async with harness.open() as dsec:
+        for _ in range(2):
+            assert await writer_of(dsec) == sb.id
+            with pytest.raises(Conflict, match=f"{sb.id} may write") as refused:
+                await dsec.sandboxes.create(volumes=["data:/data"])
+            assert "hibernated" in refused.value.hint
+            with pytest.raises(Conflict, match="used by"):
+                await dsec.volumes.remove("data")
+            harness.runtime.broken = True
+            with pytest.raises(RuntimeUnavailable):
+                await (await dsec.sandboxes.get(sb.id)).exec(["true"])
+            harness.runtime.broken = False
+        found = await dsec.sandboxes.get(sb.id)
+        assert (await found.inspect()).state is State.HIBERNATED
+        assert (await found.exec(["true"])).exit_code == 0
+        assert await writer_of(dsec) == sb.id
+        await found.hibernate()
+        await found.destroy()
+        await (await dsec.sandboxes.create(volumes=["data:/data"])).destroy()
+        await dsec.volumes.remove("data")
+
+
+async def test_a_cold_one_takes_its_place_with_its_first_act(dsec: AsyncDsec) -> None:
+    await dsec.volumes.create("data")
+    cold = await dsec.sandboxes.create(volumes=["data:/data"], cold=True)
+    writer = await dsec.sandboxes.create(volumes=["data:/data"])
+    with pytest.raises(Conflict, match=f"{writer.id} may write"):
+        await cold.exec(["true"])
+    await writer.destroy()
+    assert (await cold.exec(["true"])).exit_code == 0
+    assert await writer_of(dsec) == cold.id
+    await cold.destroy()
+    await dsec.volumes.remove("data")
 
 
 async def test_claims_follow_from_the_sandboxes_that_live(harness: Harness) -> None:

@@ -1,7 +1,7 @@
 """Who uses which volume: any number of sandboxes that read, and one that may write.
 
-Claims are kept in memory, and follow from the sandboxes that live: an engine that starts takes those of every recorded one before it does
-anything else. They are taken and given back between two awaits, so that of any number of creates that want to write exactly one may.
+Claims are kept in memory, and follow from the sandboxes that live or are hibernated, which go on as they were when they wake: an engine that
+starts takes those of every recorded one before it does anything else. They are taken and given back between two awaits, so that of any number of creates that want to write exactly one may.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dsec.core.machine import LIVE
 from dsec.errors import Conflict
 from dsec.model.ids import SandboxId, VolumeId
-from dsec.model.sandbox import SandboxSpec
-from dsec.ports.journal import VolumeRecords
+from dsec.model.paging import MOST_IN_PAGE
+from dsec.model.sandbox import SandboxSpec, State
+from dsec.ports.journal import Sandboxes, VolumeRecords
 
 Key = tuple[str, str]
 """Project and name."""
@@ -74,7 +76,7 @@ class Claims:
                 holder = min(others)
                 raise Conflict(
                     f"volume {volume.name!r}: {holder} may write to it, and only one sandbox at a time may",
-                    hint="show it read-only (NAME:TARGET:ro), or wait until that sandbox has ended",
+                    hint="show it read-only (NAME:TARGET:ro), or wait until that sandbox has ended: it keeps its place also while it is hibernated",
                     volume=volume.name,
                     project=spec.project,
                     holder=holder,
@@ -88,6 +90,20 @@ class Claims:
                 users = self._users.setdefault(key, Users())
                 (users.readers if volume.read_only else users.writers).add(sandbox)
                 self._claimed.setdefault(sandbox, set()).add(key)
+
+    async def load(self, sandboxes: Sandboxes) -> None:
+        """What those have that are recorded; only projects that have volumes are looked through for hibernated ones."""
+        for living in await sandboxes.list(LIVE):
+            self.hold(living.id, living.spec)
+        for project in sorted({info.project for info in await self._records.all()}):
+            after, more = "", True
+            while more:
+                page = await sandboxes.page(
+                    states=(State.HIBERNATED,), project=project, after=after, limit=MOST_IN_PAGE
+                )
+                for info in page.items:
+                    self.hold(info.id, info.spec)
+                after, more = page.next, bool(page.next)
 
     def give_back(self, sandbox: SandboxId) -> None:
         """Nothing of it is left. Twice is no error."""

@@ -8,6 +8,7 @@ is recorded as dormant must not run.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
@@ -15,7 +16,7 @@ from typing import Final, Protocol
 from dsec.core.machine import DORMANT, ENDED, Command, Event
 from dsec.errors import Conflict, DsecError, NotFound, RuntimeUnavailable, SandboxFailed, UnknownOutcome
 from dsec.failpoints import reach
-from dsec.model.ids import ExecId, SandboxId
+from dsec.model.ids import ExecId, SandboxId, VolumeId
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import SandboxInfo, State
 from dsec.node import drafts
@@ -137,7 +138,7 @@ class Dormancy:
             self._kit.table.add(handle)
         if was is State.HIBERNATED and not handle.runtime.keeps(handle.id):
             await self.lose(handle)
-        stored = await self._claims.take(handle.id, spec) if spec.volumes else {}
+        stored = await self._volumes(handle, was) if spec.volumes else {}
         try:
             facts: dict[str, Json] = {"from": was.value}
             await self._kit.journal.append(
@@ -162,6 +163,13 @@ class Dormancy:
                 raise
             raise error from exc
         self._end(handle)
+
+    async def _volumes(self, handle: Handle, was: State) -> Mapping[str, VolumeId]:
+        """A hibernated one has kept its place at its volumes; a cold one had none yet.  Raises: Conflict, NotFound."""
+        if was is State.COLD:
+            return await self._claims.take(handle.id, handle.info.spec)
+        self._claims.hold(handle.id, handle.info.spec)
+        return await self._claims.meanings(handle.info.spec)
 
     def _check_lives(self, handle: Handle) -> None:
         if handle.failure:
@@ -192,7 +200,8 @@ class Dormancy:
         except Exception as exc:  # noqa: BLE001 - whatever failed, something is left
             await self._leave(handle, exc)
             return
-        self._claims.give_back(handle.id)
+        if handle.info.state is not State.HIBERNATED:
+            self._claims.give_back(handle.id)
         if handle.info.state in ENDED:
             self._kit.table.drop(handle.id)
 
@@ -235,7 +244,8 @@ class Dormancy:
             await note(self._kit, handle, HIBERNATE)
             reach("hibernate.done")
         finally:
-            self._claims.give_back(handle.id)
+            if handle.info.state is not State.HIBERNATED:  # that one goes on with its volumes when it wakes
+                self._claims.give_back(handle.id)
             self._janitor.solved(handle.id)
             handle.ending = asyncio.Event()
             if handle.info.state in DORMANT:

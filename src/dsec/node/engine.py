@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from dsec.core.machine import LIVE
 from dsec.core.residence import ALL_STAY, Residence
 from dsec.errors import DsecError, RuntimeUnavailable
 from dsec.model.ids import SandboxId
@@ -127,8 +126,7 @@ class Engine:
         """Adopt what is recorded and runs, repair the rest, and begin to watch deadlines."""
         await asyncio.to_thread(self.kit.clock.now)
         if self._durable:
-            for living in await self.kit.sandboxes.list(LIVE):
-                self.claims.hold(living.id, living.spec)
+            await self.claims.load(self.kit.sandboxes)
             await self.reconciler.compare()
             await self.reconciler.dormant()
             await self.snapshots.compare()
