@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -61,7 +62,7 @@ async def open_in(directory: Path, key: Path, settings: Settings, known: str) ->
         raise BadRequest(
             "settings.database: a private engine keeps its journal to itself", hint="name a home"
         )
-    if (directory / DATABASE).exists():
+    if await asyncio.to_thread((directory / DATABASE).exists):
         raise Conflict(
             f"the journal of this home is {directory / DATABASE}, not in PostgreSQL",
             hint="leave the setting `database` empty, or name another home",
