@@ -19,7 +19,7 @@ from types import ModuleType
 import dsec
 from dsec import errors
 from dsec.client import requests, sync
-from dsec.model import execs, files, ids, images, journal, pool, sandbox, volumes
+from dsec.model import execs, files, ids, images, journal, pool, sandbox, tenants, volumes
 from dsec.wiring import engines, settings
 
 TARGET = Path(__file__).parent.parent / "docs" / "reference" / "sdk.md"
@@ -49,6 +49,8 @@ CLASSES = (
     "Templates",
     "Images",
     "Pool",
+    "Keys",
+    "Projects",
 )
 VALUES: tuple[type, ...] = (
     *(sandbox.Level, sandbox.Limits, sandbox.Volume, settings.Settings),
@@ -66,6 +68,7 @@ VALUES: tuple[type, ...] = (
     *(images.ImageInfo, images.Freed, images.Step),
     *(journal.Record, journal.Phase),
     *(pool.PoolInfo, pool.PoolKind),
+    *(tenants.KeyInfo, tenants.NewKey, tenants.Scope, tenants.Coinage, tenants.ProjectInfo, tenants.Quota),
 )
 ROLE = re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`")
 METHOD = re.compile(r":meth:`~?(?:[\w.]+\.)?(\w+)`")
@@ -230,7 +233,8 @@ def class_(source: Source, name: str) -> list[str]:
     else:
         lines += [owner.text, ""]
         lines += bullets(owner, (), "", name, "every method raises")
-    parts = {"sandboxes": "Sandboxes"} if name == "Dsec" else {"files": "Files"} if name == "Sandbox" else {}
+    services = ("Sandboxes", "Volumes", "Snapshots", "Templates", "Images", "Pool", "Keys", "Projects")
+    parts = {one.lower(): one for one in {"Dsec": services, "Sandbox": ("Files",)}.get(name, ())}
     for field, kind in parts.items():
         lines += ["```python", f"{field}: {kind}", "```", "", f"[{kind}](#{kind.lower()}).", ""]
     functions = [
@@ -296,7 +300,8 @@ def value(cls: type) -> list[str]:
     lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
     for one in fields:
         given = default[one.name]
-        shown = "" if given is None else f"`{_default(one)}`"
+        needed = one.default is one.default_factory is dataclasses.MISSING
+        shown = "" if given is None or needed else f"`{_default(one)}`"
         lines.append(
             f"| `{one.name}` | `{str(one.type).replace('|', chr(92) + '|')}` | {shown} | {doc.named[one.name]} |"
         )

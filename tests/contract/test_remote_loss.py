@@ -134,6 +134,20 @@ async def test_a_server_that_is_not_there_is_told_at_once(tmp_path: Path) -> Non
         await AsyncDsec(f"unix://{tmp_path}/nothing").open()
 
 
+async def test_a_server_without_tls_is_told_as_such(url: str) -> None:
+    with pytest.raises(RuntimeUnavailable, match="cannot be reached") as told:
+        await AsyncDsec(url.replace("http:", "https:"), api_key=KEY).open()
+    assert "http://" in told.value.hint
+
+
+async def test_a_sandbox_and_a_command_say_which_they_are(url: str) -> None:
+    async with AsyncDsec(url, api_key=KEY) as dsec:
+        sandbox = await dsec.sandboxes.create()
+        assert repr(sandbox) == f"AsyncSandbox({sandbox.id!r})"
+        background = await sandbox.start(["true"])
+        assert repr(background) == f"AsyncExec({background.id!r})"
+
+
 async def test_a_create_whose_answer_is_lost_is_made_once(url: str) -> None:
     async with proxied(url) as (proxy, dsec):
         proxy.swallow = b"POST /v1/sandboxes "

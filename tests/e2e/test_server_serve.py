@@ -50,7 +50,7 @@ def ask(home: Path, method: str, path: str, body: Any = None, **headers: str) ->
 @contextlib.contextmanager
 def serve(home: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """A server that answers, killed at the end if it has not ended by then."""
-    words = [sys.executable, "-m", "dsec", "serve", "--no-http", "--pool", "0", *options]
+    words = [sys.executable, "-m", "dsec", "serve", "--socket-only", "--pool", "0", *options]
     env = {**os.environ, "DSEC_HOME": str(home)}
     with subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
@@ -115,6 +115,20 @@ def test_a_second_server_is_refused_and_the_first_goes_on(home: Path) -> None:
         assert ask(home, "GET", "/health") == (200, {"status": "ok"})
         assert ended(first) == 0
         assert not (home / "dsec.sock").exists()
+
+
+def test_a_server_that_is_started_on_purpose_takes_over_from_one_of_commands(home: Path) -> None:
+    with serve(home, "--until-idle", "300") as spare:
+        _, made = ask(home, "POST", "/v1/sandboxes", {"level": "process"})
+        with serve(home) as process:
+            assert spare.wait(PATIENCE) == 0
+            assert process.stderr is not None
+            assert b"taking over" in process.stderr.readline()
+            until = time.monotonic() + PATIENCE
+            while not (home / "dsec.sock").exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            assert ask(home, "DELETE", f"/v1/sandboxes/{made['id']}")[0] == 204
+            assert ended(process) == 0
 
 
 def test_it_ends_when_nobody_needs_it(home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ import pytest
 from dsec.cli import keys, shapes
 from dsec.cli.main import main
 from dsec.client.aio import AsyncDsec
-from dsec.model.ids import KeyId, new_key_id
+from dsec.model.ids import KeyId, SandboxId, new_key_id
 from dsec.model.tenants import KeyInfo, NewKey, ProjectInfo, Quota, Scope
 from dsec.ports.tenants import NoTenants
 from dsec.testing.harness import Harness
@@ -37,6 +38,11 @@ class Tenants(NoTenants):
         self.revoked.append(key)
         return KeyInfo(id=key, scope=Scope.ADMIN)
 
+    async def token(self, sandbox: SandboxId, *, ttl: float = 0.0) -> NewKey:
+        self.asked.append((sandbox, ttl))
+        info = KeyInfo(id=new_key_id(), scope=Scope.SANDBOX, sandbox=sandbox)
+        return NewKey(key="dst_secret", info=info)
+
     async def projects(self) -> tuple[ProjectInfo, ...]:
         return tuple(self.known.values())
 
@@ -49,10 +55,10 @@ class Tenants(NoTenants):
 def tenants(monkeypatch: pytest.MonkeyPatch) -> Tenants:
     found = Tenants()
 
+    harness = Harness()
+
     @asynccontextmanager
     async def durable() -> AsyncIterator[AsyncDsec]:
-        harness = Harness()
-
         async def connect() -> Any:
             return replace(await harness.connect(), tenants=found)
 
@@ -75,6 +81,28 @@ def test_a_key_is_printed_alone_so_that_it_can_be_kept_in_a_variable(
     assert tenants.asked == [
         (Scope.DEVELOPER, {"project": "acme", "label": "", "ttl": 5.0, "coinage": "e2b"})
     ]
+
+
+async def _made() -> SandboxId:
+    async with keys.durable() as engine:
+        return (await engine.sandboxes.create()).id
+
+
+def test_a_token_of_a_sandbox_is_printed_alone(tenants: Tenants, capfd: pytest.CaptureFixture[str]) -> None:
+    sandbox = asyncio.run(_made())
+    with pytest.raises(SystemExit) as left:
+        main(["key", "token", sandbox, "--ttl", "5"])
+    assert (left.value.code, capfd.readouterr().out) == (0, "dst_secret\n")
+    assert tenants.asked == [(sandbox, 5.0)]
+
+
+def test_a_project_that_is_new_is_told_of(tenants: Tenants, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["project", "set", "reserch", "--rate", "2"])
+    assert "reserch" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["project", "set", "reserch", "--rate", "3"])
+    assert "reserch" not in capfd.readouterr().err
 
 
 def test_labels_cannot_write_to_the_terminal(tenants: Tenants, capfd: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,34 @@ def rm(ids: Ids) -> None:
     conduct(work)
 
 
+@key.command("token")
+def token(
+    sandbox: opt.SandboxIdText,
+    ttl: Annotated[
+        float, typer.Option("--ttl", min=0, help="Seconds for which it is good; 0 = as long as the sandbox.")
+    ] = 0.0,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Make a key that is good for one sandbox alone and ends with it, and print it.
+
+    Examples:
+
+        dsec key token sb-...
+    """
+
+    async def work(signals: Signals) -> int:
+        del signals
+        async with durable() as engine:
+            made = await (await engine.sandboxes.get(sandbox)).token(ttl=ttl)
+        if as_json:
+            put_json({"key": made.key, **key_json(made.info)})
+        else:
+            put(f"{made.key}\n")
+        return 0
+
+    conduct(work)
+
+
 @key.command("begin-anew")
 def begin_anew() -> None:
     """Go on without the keys and quotas of a control database that is lost. All keys have to be made again.
@@ -240,6 +268,8 @@ def set_(
         del signals
         async with durable() as engine:
             known = {info.name: info.quota for info in await engine.projects.list()}
+            if name not in known:
+                note(f"there was no project {printable(name)}: it is made")
             quota = replace(known.get(name, Quota()), **changed)  # type: ignore[arg-type]
             _tell(await engine.projects.set(name, quota), as_json)
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -15,6 +16,7 @@ import uvloop
 from dsec.cli.codes import SIGNALLED
 from dsec.cli.output import note
 from dsec.cli.session import WAIT, engine_home, taken
+from dsec.cli.succession import succession
 from dsec.core.residence import SERVED, Residence
 from dsec.model.admission import AT_ONCE, QUEUE
 from dsec.model.alerts import Alert
@@ -119,7 +121,7 @@ def serve(
 ) -> None:
     """Serve lasting sandboxes over HTTP and a socket.
 
-    It ends with a signal; sandboxes live on. The socket, $DSEC_HOME/dsec.sock, is for the user whose engine it is; HTTP needs a key (`dsec key create`). The first signal lets what runs be answered, the second ends it at once.
+    It ends with a signal; sandboxes live on. A server that a command started for itself gives the engine over. The socket, $DSEC_HOME/dsec.sock, is for the user whose engine it is; HTTP needs a key (`dsec key create`). The first signal lets what runs be answered, the second ends it at once.
 
     Examples:
 
@@ -173,7 +175,11 @@ def _durability(text: str) -> Durability:
 async def _serve(place: Place, settings: Settings, until_idle: float) -> None:
     """Until a signal, or nobody needs it any more."""
     stopping = _on_signals()
-    async with serving(place, settings, shared) as running:
+    async with contextlib.AsyncExitStack() as stack, contextlib.AsyncExitStack() as beginning:
+        if not until_idle:
+            await beginning.enter_async_context(succession(place.home))
+        running = await stack.enter_async_context(serving(place, settings, shared))
+        await beginning.aclose()
         _settle()
         _announce(running)
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stopping.wait())]

@@ -219,6 +219,7 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "template tag": (Shape("an object", BUILT),),
     "template rollback": (Shape("an object", BUILT),),
     "key create": (Shape("an object", {"key": "the key itself, shown this once", **KEY}),),
+    "key token": (Shape("an object", {"key": "the key itself, shown this once", **KEY}),),
     "key ls": (Shape("a list of objects", KEY),),
     "project ls": (Shape("a list of objects", PROJECT),),
     "project show": (Shape("an object", PROJECT),),

@@ -26,6 +26,8 @@ LOG: Final = "serve.log"
 LOCK: Final = "serve.lock"
 IDLE: Final = 300  # seconds without work until it ends
 START: Final = 60.0  # seconds: an engine may have much to put in order when it opens
+SPARE: Final = ("serve", "--socket-only", "--until-idle")
+"""Words of a server that commands start for themselves."""
 _LOOK: Final = 0.02
 _LOG_BYTES: Final = 1 << 20  # beyond which a log begins anew
 _TAKEN: Final = 75  # its exit code when somebody else has the engine
@@ -42,7 +44,7 @@ async def local_server(home: Path, wait: float) -> AsyncDsec:
     """
     with contextlib.suppress(RuntimeUnavailable):
         return await _client(home)
-    async with _alone(home):
+    async with alone(home):
         with contextlib.suppress(RuntimeUnavailable):
             return await _client(home)  # somebody started it meanwhile
         process = await asyncio.to_thread(_start, home, wait)
@@ -57,7 +59,7 @@ async def _client(home: Path) -> AsyncDsec:
 
 
 @contextlib.asynccontextmanager
-async def _alone(home: Path) -> AsyncIterator[None]:
+async def alone(home: Path) -> AsyncIterator[None]:
     """Meanwhile no other command starts one.  Raises: Denied, StorageFull, RuntimeUnavailable: ``home``."""
     lock = await asyncio.to_thread(_lock_file, home)
     try:
@@ -99,7 +101,7 @@ def _start(home: Path, wait: float) -> subprocess.Popen[bytes]:
     try:
         if os.fstat(log).st_size > _LOG_BYTES:
             os.truncate(log, 0)
-        words = ["serve", "--socket-only", "--until-idle", str(IDLE), "--wait", f"{wait:g}"]
+        words = [*SPARE, str(IDLE), "--wait", f"{wait:g}"]
         return subprocess.Popen(
             [sys.executable, "-m", "dsec", *words],
             stdin=subprocess.DEVNULL,

@@ -111,7 +111,11 @@ class KeyInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key that was just made. ``key``: the key itself, shown this once. ``info``: what is kept of it."""
+    """A key that was just made.
+
+    Attributes:
+        key: the key itself, shown this once. info: what is kept of it.
+    """
 
     key: str = field(repr=False)
     info: KeyInfo
@@ -119,7 +123,11 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectInfo:
-    """A project. ``quota``: what it may have. ``created_at``: seconds since the epoch."""
+    """A project.
+
+    Attributes:
+        name: of the project. quota: what it may have. created_at: when it was made, 0 = with the server.
+    """
 
     name: str
     quota: Quota = Quota()

@@ -205,7 +205,7 @@ class Connection:
                 hint="look whether it was done before you do it again",
                 server=where,
             )
-        hint = "is it running? `dsec serve` starts one" if self.endpoint.here else "is it running there?"
+        hint = _next_step(self.endpoint, lost)
         return RuntimeUnavailable(f"the server at {where} cannot be reached: {lost}", hint=hint, server=where)
 
     @asynccontextmanager
@@ -336,6 +336,16 @@ def _broken(error: Exception) -> Lost | ProtocolError:
     if isinstance(error, aiohttp.ClientResponseError):
         return ProtocolError(f"the server's answer is no HTTP: {str(error.message)[:200]}")
     return Lost(_reason(error), sent=True)
+
+
+def _next_step(endpoint: Endpoint, lost: Lost) -> str:
+    """What to do about a server that cannot be reached."""
+    said = str(lost)
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        return "this machine does not trust its certificate; $SSL_CERT_FILE names those it trusts"
+    if "SSL" in said:
+        return "what listens there speaks no TLS: write http:// if it is yours alone"
+    return "is it running? `dsec serve` starts one" if endpoint.here else "is it running there?"
 
 
 def _reason(error: Exception) -> str:

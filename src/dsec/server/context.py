@@ -43,7 +43,9 @@ def need(principal: Principal, scope: Scope) -> None:
     order = (Scope.SANDBOX, Scope.DEVELOPER, Scope.ADMIN)
     if order.index(principal.scope) < order.index(scope):
         raise Denied(
-            f"this needs a key of scope {scope}", hint="`dsec key create --scope ...`", scope=scope.value
+            f"this needs a key of scope {scope}",
+            hint=f"`dsec key create --scope {scope}`, by whoever owns the server",
+            scope=scope.value,
         )
 
 

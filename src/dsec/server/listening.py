@@ -123,7 +123,8 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 def _unbound(error: OSError, place: str) -> DsecError:
     if isinstance(error, PermissionError):
         return Denied(f"{place}: {error.strerror}", hint="choose a port above 1023")
-    return Conflict(f"{place}: {error.strerror or error}", hint="`--port` chooses another one", place=place)
+    hint = "something listens there, another `dsec serve` perhaps; `--port` chooses another one"
+    return Conflict(f"{place}: {error.strerror or error}", hint=hint, place=place)
 
 
 def unix_socket(path: Path) -> tuple[socket.socket, int]:

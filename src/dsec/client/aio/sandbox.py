@@ -27,6 +27,7 @@ from dsec.model.ids import SandboxId, parse_exec_id, parse_snapshot_id
 from dsec.model.journal import Json, Record
 from dsec.model.sandbox import Flag, Metrics, SandboxInfo
 from dsec.model.snapshots import MOST_CHILDREN, SnapshotInfo, SnapshotKind
+from dsec.model.tenants import NewKey
 
 
 class AsyncSandbox:
@@ -36,6 +37,9 @@ class AsyncSandbox:
         self._link = link
         self._info = info
         self.files = AsyncFiles(link, info.id)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"
 
     @property
     def id(self) -> SandboxId:
@@ -304,6 +308,17 @@ class AsyncSandbox:
             BadRequest: it is no JSON, or empty. TooLarge. NotFound, SandboxFailed: it has ended.
         """
         return await self._link.call(self._link.services.observe.decide(self._info.id, decision))
+
+    async def token(self, *, ttl: float = 0.0) -> NewKey:
+        """A key that is good for this sandbox alone and ends with it: for whoever acts in it, or asks its ports. It is shown this once.
+
+        Args:
+            ttl: seconds for which it is good, 0 = as long as the sandbox is there.
+
+        Raises:
+            Conflict: it has as many as it may have. NotFound, SandboxFailed: it has ended. Unsupported: the engine has no keys.
+        """
+        return await self._link.call(self._link.services.tenants.token(self._info.id, ttl=ttl))
 
     def _told(self, info: SandboxInfo) -> SandboxInfo:
         self._info = info

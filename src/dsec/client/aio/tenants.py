@@ -30,7 +30,8 @@ class AsyncKeys:
             label: your own words. ttl: seconds for which it is good, 0 = until it is revoked.
             coinage: how it is written, "dsec" or "e2b" (as SDKs of that maker want it).
 
-        Raises: BadRequest. Denied: the key in use is not an admin's. Unsupported: the engine has no keys.
+        Raises:
+            BadRequest. Denied: the key in use is not an admin's. Unsupported: the engine has no keys.
         """
         chosen = scope_of(scope), coinage_of(coinage)
         return await self._link.call(
@@ -40,11 +41,11 @@ class AsyncKeys:
         )
 
     async def list(self, project: str = "", *, after: str = "", limit: int = 1000) -> tuple[KeyInfo, ...]:
-        """Keys of one ``project`` or of all, by id, those after the id ``after``; none of them is shown."""
+        """Keys of one ``project`` or of all, by id, the first ``limit`` of those after the id ``after``; none of them is shown."""
         return await self._link.call(self._link.services.tenants.keys(project, after=after, limit=limit))
 
     async def revoke(self, id: str) -> KeyInfo:
-        """Make a key no good, from now on. Twice is no error.  Raises: NotFound, BadRequest."""
+        """Make the key of that ``id`` no good, from now on. Twice is no error.  Raises: NotFound, BadRequest."""
         return await self._link.call(self._link.services.tenants.revoke_key(parse_key_id(id)))
 
 
@@ -59,9 +60,9 @@ class AsyncProjects:
         return await self._link.call(self._link.services.tenants.projects())
 
     async def get(self, name: str) -> ProjectInfo:
-        """One.  Raises: NotFound."""
+        """What is known of the project ``name``.  Raises: NotFound."""
         return await self._link.call(self._link.services.tenants.project(name))
 
     async def set(self, name: str, quota: Quota) -> ProjectInfo:
-        """Set what it may have from now on; it is made where it is not there.  Raises: BadRequest. Denied: the key in use is not an admin's."""
+        """Let the project ``name`` have what ``quota`` says from now on; it is made where it is not there.  Raises: BadRequest. Denied: the key in use is not an admin's."""
         return await self._link.call(self._link.services.tenants.set_quota(name, quota))

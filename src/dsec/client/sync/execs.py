@@ -23,6 +23,9 @@ class Exec:
         self._sandbox = sandbox
         self._session = session
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r})"
+
     @property
     def id(self) -> ExecId:
         """Its id, for :meth:`Sandbox.attach`."""
