@@ -1,6 +1,7 @@
 """Places at which a test may end this process as if by `kill -9`: before and after every step that others may rely on.
 
-``$DSEC_FAILPOINT=NAME`` ends it when the place is reached, ``NAME:3`` when it is reached for the third time. Unset, a place costs a look at a value.
+``$DSEC_FAILPOINT=NAME`` ends it when the place is reached, ``NAME:3`` when it is reached for the third time. ``NAME:3:stop`` halts it there (SIGSTOP), so
+that something else can be ended meanwhile. Unset, a place costs a look at a value.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from itertools import count
 from typing import Final
 
 VARIABLE: Final = "DSEC_FAILPOINT"
+STOP: Final = "stop"
 
 NAMES: Final = (
     "create.begin",  # nothing is recorded
@@ -70,34 +72,40 @@ NAMES: Final = (
 
 
 class _Armed:
-    """The place that is to be the last one, and how often it must be reached."""
+    """The place that is to be the last one, how often it must be reached, and what happens there.
 
-    def __init__(self, name: str, times: int) -> None:
-        self.name = name
-        self._times = times
+    Args:
+        text: ``NAME``, ``NAME:n`` or ``NAME:n:stop``.
+
+    Raises:
+        ValueError: there is none of that name, or it is no such text.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.name, _, rest = text.partition(":")
+        times, _, act = rest.partition(":")
+        if self.name not in NAMES or act not in ("", STOP):
+            raise ValueError(f"${VARIABLE}: there is no failpoint {text!r}")
+        self._times = int(times or 1)
+        self._signal = signal.SIGSTOP if act else signal.SIGKILL
         self._reached = count(1)
 
     def hit(self) -> None:
-        if next(self._reached) >= self._times:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if next(self._reached) == self._times:
+            os.kill(os.getpid(), self._signal)
 
 
 @cache
 def _armed() -> _Armed | None:
     """What the environment says, read once."""
-    name, _, times = os.environ.get(VARIABLE, "").partition(":")
-    if not name:
-        return None
-    if name not in NAMES:
-        raise ValueError(f"${VARIABLE}: there is no failpoint {name!r}")
-    return _Armed(name, int(times or 1))
+    text = os.environ.get(VARIABLE, "")
+    return _Armed(text) if text else None
 
 
 def arm(failpoint: str) -> None:
-    """From now on, ``NAME`` or ``NAME:n`` is to be the last place; "" = none.  Raises: ValueError: there is none of that name."""
-    name, _, times = failpoint.partition(":")
-    if name and name not in NAMES or times and not times.isdecimal():
-        raise ValueError(f"there is no failpoint {failpoint!r}")
+    """From now on this is the last place; "" = none is.  Raises: ValueError: there is none of that name."""
+    if failpoint:
+        _Armed(failpoint)
     os.environ[VARIABLE] = failpoint
     _armed.cache_clear()
 

@@ -22,7 +22,7 @@ from dsec.errors import DsecError
 from dsec.failpoints import NAMES
 from dsec.model.sandbox import State
 from dsec.stores.layers import BtrfsLayers
-from dsec.testing.crash_acts import ACTS, LEVEL, Act, Case
+from dsec.testing.crash_acts import ACTS, Act, Case
 from dsec.testing.crashes import Home, Server, until
 from dsec.testing.databases import NewDatabase
 from dsec.testing.nursery import Nursery
@@ -34,6 +34,9 @@ POOL_BYTES = 256 * 2**20
 UNSURE = ("unknown_outcome", "sandbox_failed")
 LIVE = (State.RUNNING, State.PAUSED)
 WAITS = "trap 'echo over; exit 5' USR1; echo ran >> ran; while :; do sleep 0.01; done"
+LEVEL = "container"
+BARE = ("create", "destroy", "pause", "resume", "exec", "upload", "journal")
+"""First words of the failpoints that level `process` reaches, which has no layers."""
 STRIKES = (
     ("create.recorded", "both"),
     ("create.made", "both"),
@@ -46,6 +49,38 @@ STRIKES = (
 )
 
 
+ALONE = (
+    "create.recorded",
+    "create.made",
+    "destroy.recorded",
+    "pause.recorded",
+    "exec.recorded",
+    "fork.copied",
+    "snapshot.recorded",
+    "hibernate.recorded",
+    "wake.recorded",
+    "wake.made",
+)
+"""A spawner is killed while its server stands still there."""
+IN_POSTGRESQL = (
+    "create.made",
+    "destroy.recorded",
+    "pause.frozen",
+    "resume.recorded",
+    "snapshot.secured",
+    "fork.made",
+    "rollback.made",
+    "exec.ended",
+    "upload.written",
+    "journal.begin",
+    "journal.written",
+    "journal.committed",
+    "wake.made",
+    "hibernate.parked",
+)
+"""The steps of a transaction, and one of each act."""
+
+
 class Matrix:
     """One home for all cases, and the server that is not armed, which judges one case and prepares the next."""
 
@@ -56,12 +91,19 @@ class Matrix:
         with Dsec(self.home.engine, settings=settings) as dsec:
             dsec.sandboxes.create(level=LEVEL).destroy()  # so small is the file of its layers from now on
         self.nursery = Nursery()
-        self.server = Server(self.home).ready()
+        self.server = Server(self.home, nursery=self.nursery)
+        until(self.server.answers, "a first server")  # with the imports of the nursery
 
-    def restart(self, failpoint: str = "", *, whole: bool = False) -> None:
+    def arm(self, failpoint: str) -> None:
+        """Let the server end there; one that has heard of it."""
+        if not self.server.arms:
+            self.restart()
+        self.server.arm(failpoint)
+
+    def restart(self, *, whole: bool = False) -> None:
         """Kill this server; the next one must answer in time. ``whole``: its imports are part of that."""
         self.server.kill()
-        self.server = Server(self.home, failpoint, None if whole else self.nursery)
+        self.server = Server(self.home, nursery=None if whole else self.nursery)
         self.server.ready()
 
     def clear(self) -> None:
@@ -129,12 +171,12 @@ def asked(act: Act, case: Case) -> Iterator[threading.Thread]:
         assert not thread.is_alive()
 
 
-def prepared(matrix: Matrix, act: Act) -> tuple[Case, Sandbox, Exec]:
+def prepared(matrix: Matrix, act: Act, level: str = LEVEL) -> tuple[Case, Sandbox, Exec]:
     """What the act is done to, and a bystander with a command."""
     with Dsec(matrix.home.url) as dsec:
-        case = Case(dsec, dsec.sandboxes.create(level=LEVEL))
+        case = Case(dsec, dsec.sandboxes.create(level=level), level)
         act.prepare(case)
-        beside = dsec.sandboxes.create(level=LEVEL)
+        beside = dsec.sandboxes.create(level=level)
         waits = beside.start(WAITS)
         until(lambda: beside.files.exists("ran"), "the command beside")
         return case, beside, waits
@@ -149,7 +191,7 @@ def end_beside(home: Home) -> None:
 
 def struck(matrix: Matrix, act: Act, case: Case, failpoint: str, victim: str) -> None:
     """Do it at a server that dies there, let the command beside end, and start another server."""
-    matrix.restart(failpoint)
+    matrix.arm(failpoint)
     with Dsec(matrix.home.url) as dsec:
         case.dsec, case.sandbox = dsec, dsec.sandboxes.get(case.sandbox.id)
         with asked(act, case) as thread:
@@ -159,6 +201,24 @@ def struck(matrix: Matrix, act: Act, case: Case, failpoint: str, victim: str) ->
                 assert matrix.home.kill_spawners()
             end_beside(matrix.home)
             matrix.restart(whole=victim == "both")
+
+
+def bereft(matrix: Matrix, act: Act, case: Case, failpoint: str, victim: str) -> None:
+    """Do it at a server that loses its spawners there, and lives. What failed for that, and says that it can be asked again, is."""
+    del victim
+    matrix.arm(f"{failpoint}:1:stop")
+    with Dsec(matrix.home.url) as dsec:
+        case.dsec, case.sandbox = dsec, dsec.sandboxes.get(case.sandbox.id)
+        with asked(act, case):
+            until(lambda: matrix.server.halted, f"{failpoint} is reached: {case.error!r}")
+            assert matrix.home.kill_spawners()
+            until(lambda: not matrix.home.spawners(), "the end of the spawners")
+            matrix.server.go_on()
+        if case.error is not None and case.error.retryable:
+            case.error = None
+            with asked(act, case):
+                pass
+        end_beside(matrix.home)
 
 
 def judged(matrix: Matrix, act: Act, case: Case, failpoint: str, before: set[str]) -> None:
@@ -188,20 +248,20 @@ def ended_truly(matrix: Matrix, beside: Sandbox, waits: Exec) -> None:
         assert [record.phase.value for record in told] == ["intent", "result"]
 
 
-def crash(matrix: Matrix, failpoint: str, victim: str = "server") -> None:
+def crash(matrix: Matrix, failpoint: str, victim: str = "server", level: str = LEVEL) -> None:
     try:
-        _crash(matrix, failpoint, victim)
+        _crash(matrix, failpoint, victim, level)
     except BaseException:
         matrix.clear()
         raise
 
 
-def _crash(matrix: Matrix, failpoint: str, victim: str) -> None:
+def _crash(matrix: Matrix, failpoint: str, victim: str, level: str) -> None:
     act = ACTS[failpoint.partition(".")[0]]
-    case, beside, waits = prepared(matrix, act)
+    case, beside, waits = prepared(matrix, act, level)
     with Dsec(matrix.home.url) as dsec:
         before = {info.id for info in dsec.sandboxes.list() if info.state in LIVE} | {case.sandbox.id}
-    struck(matrix, act, case, failpoint, victim)
+    (bereft if victim == "spawners" else struck)(matrix, act, case, failpoint, victim)
     judged(matrix, act, case, failpoint, before)
     ended_truly(matrix, beside, waits)
     with Dsec(matrix.home.url) as dsec:
@@ -218,6 +278,22 @@ def test_killed_at(matrix: Matrix, failpoint: str) -> None:
 @pytest.mark.parametrize(("failpoint", "victim"), STRIKES)
 def test_killed_with_its_spawners_at(matrix: Matrix, failpoint: str, victim: str) -> None:
     crash(matrix, failpoint, victim)
+
+
+@pytest.mark.parametrize("failpoint", [name for name in NAMES if name.partition(".")[0] in BARE])
+def test_killed_at_level_process_at(matrix: Matrix, failpoint: str) -> None:
+    crash(matrix, failpoint, level="process")
+
+
+@pytest.mark.parametrize("failpoint", ALONE)
+def test_its_spawners_are_killed_at(matrix: Matrix, failpoint: str) -> None:
+    crash(matrix, failpoint, "spawners")
+
+
+@pytest.mark.in_postgresql
+@pytest.mark.parametrize("failpoint", IN_POSTGRESQL)
+def test_killed_in_postgresql_at(matrix: Matrix, failpoint: str) -> None:
+    crash(matrix, failpoint)
 
 
 def test_a_failpoint_that_is_not_reached_is_no_success(matrix: Matrix) -> None:

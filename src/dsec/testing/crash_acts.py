@@ -11,7 +11,6 @@ from dsec.client.sync import Sandbox
 from dsec.errors import DsecError
 from dsec.model.sandbox import State
 
-LEVEL: Final = "container"
 CONTENT: Final = b"0123456789abcdef" * 8192
 COMMAND: Final = "echo ran >> ran; echo out; exit 7"
 
@@ -22,6 +21,7 @@ class Case:
 
     dsec: Dsec
     sandbox: Sandbox
+    level: str = "container"
     facts: dict[str, Any] = field(default_factory=dict)
     answer: Any = None
     error: DsecError | None = None
@@ -155,6 +155,7 @@ def _started(case: Case, dsec: Dsec) -> list[str]:
         result = one.attach(ref).wait()
     except DsecError as error:  # it was recorded, and never began
         assert case.error is not None and error.code == "unknown_outcome", f"{case.error!r}, {error!r}"
+        assert "began" not in case.facts, "it was said to have begun"
         assert not one.files.exists("ran")
         return []
     assert result.exit_code == 7
@@ -169,6 +170,7 @@ def _started(case: Case, dsec: Dsec) -> list[str]:
 
 def _start(case: Case) -> Any:
     started = case.sandbox.start(COMMAND)
+    case.facts["began"] = True
     started.wait()
     return started
 
@@ -190,7 +192,7 @@ def _upload(case: Case) -> Any:
 
 
 ACTS: Final[Mapping[str, Act]] = {
-    "create": Act(lambda case: case.dsec.sandboxes.create(level=LEVEL), _created),
+    "create": Act(lambda case: case.dsec.sandboxes.create(level=case.level), _created),
     "destroy": Act(lambda case: case.sandbox.destroy(), _destroyed),
     "pause": Act(lambda case: case.sandbox.pause(), _paused),
     "resume": Act(lambda case: case.sandbox.resume(), _runs, _keep_and_pause),

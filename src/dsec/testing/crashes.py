@@ -95,11 +95,26 @@ class Server:
         """Whether it ended by SIGKILL."""
         return self.code() == -signal.SIGKILL
 
+    @property
+    def arms(self) -> bool:
+        """Whether it can be told of a failpoint while it runs: one that a nursery made."""
+        return self._nursery is not None
+
     def arm(self, failpoint: str) -> None:
-        """Let it end there from now on; only one that a nursery made."""
+        """Let it end there from now on."""
         assert self._nursery is not None
         told = self._nursery.order(self.pid, self._log, failpoint)
         until(lambda: not told.exists(), "a server that knows its failpoint", RESTART)
+
+    @property
+    def halted(self) -> bool:
+        """Whether it stands still, until :meth:`go_on`."""
+        with suppress(OSError):
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return False
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         if self.code() is None:

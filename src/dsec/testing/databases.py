@@ -1,8 +1,8 @@
 """Suites that run on SQLite and on PostgreSQL: the same tests, with another place for journal, keys and answered calls.
 
 A test that makes a home asks for ``database_url``, a fixture of a module for ``new_database``, and both give what the setting ``database`` takes:
-"" = SQLite in the home. By default tests run on SQLite, and those marked ``both_databases`` on PostgreSQL as well. ``--database`` chooses: all tests that
-have a database in them run on that one, or on both, and nothing else runs.
+"" = SQLite in the home. By default tests run on SQLite, those marked ``both_databases`` on PostgreSQL as well, and those marked ``in_postgresql`` there alone.
+``--database`` chooses: all tests that have a database in them run on that one, or on both, and nothing else runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ SQLITE: Final = "sqlite"
 POSTGRESQL: Final = "postgresql"
 BOTH: Final = "both"
 MARK: Final = "both_databases"
+ALONE: Final = "in_postgresql"
 _FIXTURE: Final = "database_kind"
 _OPTION: Final = "--database"
 
@@ -38,8 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _FIXTURE in metafunc.fixturenames:
         asked = metafunc.config.getoption(_OPTION)
-        marked = any(mark.name == MARK for mark in metafunc.definition.iter_markers())
-        kinds = (SQLITE, POSTGRESQL) if asked == BOTH or (asked is None and marked) else (asked or SQLITE,)
+        marks = {mark.name for mark in metafunc.definition.iter_markers()}
+        kinds = (
+            (SQLITE, POSTGRESQL) if asked == BOTH or (asked is None and MARK in marks) else (asked or SQLITE,)
+        )
+        if ALONE in marks:
+            kinds = (POSTGRESQL,) if asked is None else ()  # what it does, others do there, too
         metafunc.parametrize(_FIXTURE, kinds, indirect=True, scope="module")
 
 

@@ -30,9 +30,8 @@ PROJECTS: Final = ("alpha", "beta", "gamma")
 CLIENTS: Final = 2
 """Of each project."""
 POOL_BYTES: Final = 768 * 2**20
-_WARM: Final = 0.3  # seconds for which clients are at work before a failpoint is set
 _REACHED: Final = 8.0  # seconds for it to be reached; then the server is killed at that moment
-_AFTER: Final = 0.6  # seconds for which clients go on when the server is back
+_AFTER: Final = 1.0  # seconds for which clients go on when the server is back
 _JOIN: Final = 90.0
 
 
@@ -147,7 +146,7 @@ class House:
         """Do what the plan says, and have a server again."""
         kind = blow.kind
         if kind == plan.FAILPOINT:
-            time.sleep(_WARM)
+            time.sleep(blow.after)
             kind = self._at_failpoint(blow)
         elif kind == plan.SPAWNER:
             time.sleep(blow.after)

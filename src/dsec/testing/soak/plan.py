@@ -28,7 +28,7 @@ class Strike:
 
     Attributes:
         kind: one of :data:`KINDS`. failpoint: ``NAME:n``, of that kind. spawners: they are killed at the same moment.
-        after: seconds after the clients began. again: seconds after its restart began, of ``recovery``.
+        after: seconds after the clients began; then a failpoint is set. again: seconds after its restart began, of ``recovery``.
     """
 
     kind: str
@@ -65,7 +65,8 @@ def strike(seed: int, number: int, levels: tuple[str, ...]) -> Strike:
     if kind == FAILPOINT:
         name = luck.choice(reached(levels))
         times = luck.randint(1, _MOST.get(name.partition(".")[0], 3))
-        return Strike(kind, f"{name}:{times}", spawners=luck.random() < 0.25)
+        together = luck.random() < 0.25
+        return Strike(kind, f"{name}:{times}", spawners=together, after=luck.uniform(0.1, 1.5))
     after = luck.uniform(0.05, 2.0)
     if kind == RECOVERY:
         return Strike(kind, spawners=luck.random() < 0.25, after=after, again=luck.uniform(0.02, 2.0))
