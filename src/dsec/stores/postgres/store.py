@@ -16,6 +16,7 @@ from dsec.model.journal import Draft, Finding, Json, Phase, Record
 from dsec.model.paging import PAGE, Page, check_limit, check_place
 from dsec.model.sandbox import SandboxInfo, State
 from dsec.ports.journal import Journal, Receipt, Sandboxes, Standing, check_many
+from dsec.stores.batch import prepared
 from dsec.stores.chain import prepare
 from dsec.stores.keeper import Pace
 from dsec.stores.listing import chosen, classes_of, page_of, standing_of
@@ -154,19 +155,17 @@ class PostgresStore(Journal, Sandboxes):
 
     async def add_many(self, infos: Sequence[SandboxInfo], drafts: Sequence[Draft]) -> None:
         check_many(infos, drafts)
-        batch = await asyncio.to_thread(
-            lambda: [(i, to_row(i), of_chain(i.id, d)) for i, d in zip(infos, drafts, strict=True)]
-        )
+        batch = await asyncio.to_thread(prepared, infos, drafts)
         keeper = self._parts.keeper
 
         def apply(sheet: Sheet, rows: list[Any]) -> None:
             del rows
-            for info, row, prepared in batch:
-                sheet.add(info, row, prepared)
+            for one in batch:
+                sheet.add(*one)
 
         names = tuple([info.id for info in infos])
-        specs = tuple({row[-1] for _, row, _ in batch})
-        size = sum(len(one.payload) for _, _, one in batch)
+        specs = tuple({one.row[-1] for one in batch})
+        size = sum(len(one.prepared.payload) for one in batch)
         promised = await keeper.take_room(len(batch))
         try:
             await self._writer.run(Job(apply, names=names, new=True, specs=specs, size=size))
