@@ -9,6 +9,7 @@ import stat
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -268,6 +269,51 @@ async def test_whoever_is_cancelled_has_it_done_wholly_or_not_at_all(where: Wher
     with anyio.move_on_after(0):
         await store.put_project(ProjectInfo(name="a"))
     assert len(await store.projects()) in (0, 1)
+    await store.close()
+
+
+async def test_a_project_that_several_make_at_once_is_one(where: Where) -> None:
+    store = await opened(where)
+    quotas = [Quota(sandboxes=number) for number in range(8)]
+    asked = [store.put_project(ProjectInfo(name="one", quota=quota)) for quota in quotas]
+    asked_too = [store.advance("siem", number) for number in range(8)]
+    told = await asyncio.gather(*asked, *asked_too)
+    assert (await store.projects())[0].quota in quotas
+    assert {one.quota for one in told[:8] if one is not None} == set(quotas)
+    assert await store.position("siem") == 7
+    await store.close()
+
+
+# PostgreSQL
+
+
+async def test_an_answer_that_was_lost_is_counted_anew(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request was begun, and nobody heard of it."""
+    store = await opened(postgres_url)
+    known, real = Calls(store.database, clock=lambda: 100.0), store.database.run
+    await known.begin("a", "0", "r")
+
+    async def run(work: Callable[[Any], Any]) -> Any:
+        await real(work)
+        raise RuntimeUnavailable("lost")
+
+    monkeypatch.setattr(store.database, "run", run)
+    with pytest.raises(RuntimeUnavailable):
+        await known.begin("a", "1", "r")
+    monkeypatch.undo()
+    assert not (await known.begin("a", "1", "r")).fresh
+    assert known._count == 2
+    await store.close()
+
+
+async def test_connections_that_were_ended_are_made_again(postgres_url: str) -> None:
+    store = await opened(postgres_url)
+    await store.projects()
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dsec' AND pid <> pg_backend_pid()"
+    assert await execute(postgres_url, ended)
+    assert await store.projects() == ()
     await store.close()
 
 

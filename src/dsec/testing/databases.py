@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _FIXTURE in metafunc.fixturenames:
         asked = metafunc.config.getoption(_OPTION)
         marks = {mark.name for mark in metafunc.definition.iter_markers()}
-        kinds = (
+        kinds: tuple[str, ...] = (
             (SQLITE, POSTGRESQL) if asked == BOTH or (asked is None and MARK in marks) else (asked or SQLITE,)
         )
         if ALONE in marks:

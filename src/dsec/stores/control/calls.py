@@ -6,15 +6,17 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from dsec.errors import Busy, Conflict, TooLarge
+from dsec.errors import Busy, Conflict, RuntimeUnavailable, TooLarge
 from dsec.ports.idempotency import Begun, IdempotencyStore, Recorded
-from dsec.stores.control.database import Database
+from dsec.stores.control.database import Database, Work
 from dsec.stores.control.tables import CALL
+
+T = TypeVar("T")
 
 MOST_BODY: Final = 8 * 2**20  # bytes of an answer
 MOST_CALLS: Final = 2_000_000
@@ -52,7 +54,7 @@ class Calls(IdempotencyStore):
     async def begin(self, project: str, key: str, request: str) -> Begun:
         await self._make_room(project)
         at = self._clock()
-        found = await self._database.run(lambda connection: _begin(connection, project, key, request, at))
+        found = await self._run(lambda connection: _begin(connection, project, key, request, at))
         self._count += found.fresh
         return found
 
@@ -66,16 +68,24 @@ class Calls(IdempotencyStore):
             )
         values = {"status": answer.status, "media": answer.media_type, "answer": answer.body}
         given = {"of_project": project, "of_key": key, **values}
-        if await self._database.run(lambda connection: connection.execute(_FINISH, given).rowcount):
+        if await self._run(lambda connection: connection.execute(_FINISH, given).rowcount):
             self._add([(project, 0, size)])
 
     async def forget(self, project: str, key: str) -> None:
         given = {"of_project": project, "of_key": key}
-        if await self._database.run(lambda connection: connection.execute(_FORGET, given).rowcount):
+        if await self._run(lambda connection: connection.execute(_FORGET, given).rowcount):
             self._add([(project, -1, 0)])
 
     async def sweep(self, before: float, limit: int) -> int:
         return await self._drop(CALL.c.created < before, limit)
+
+    async def _run(self, work: Work[T]) -> T:
+        """As :meth:`Database.run`; whether something was done may not be known: then all is counted again, before the next one."""
+        try:
+            return await self._database.run(work)
+        except RuntimeUnavailable:
+            self._counted = False
+            raise
 
     # Room
 
@@ -98,7 +108,10 @@ class Calls(IdempotencyStore):
         """Count what there is, once."""
         async with self._counting:
             if not self._counted:
-                self._add(await self._database.run(_held))
+                held = await self._database.run(_held)
+                self._count = self._size = 0
+                self._sizes.clear()
+                self._add(held)
                 self._counted = True
 
     async def _forget_old(self, project: str) -> None:
@@ -114,7 +127,7 @@ class Calls(IdempotencyStore):
             self._looked[project] = now
 
     async def _drop(self, old: ColumnElement[bool], limit: int) -> int:
-        dropped = await self._database.run(lambda connection: _drop(connection, old, limit))
+        dropped = await self._run(lambda connection: _drop(connection, old, limit))
         if self._counted:
             self._add([(project, -1, -size) for project, size in dropped])
         return len(dropped)

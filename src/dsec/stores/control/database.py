@@ -55,7 +55,8 @@ class Database(ABC):
         """What ``work`` returns, when all it did is committed. Whoever is cancelled meanwhile has it done wholly or not at all.
 
         Raises:
-            Busy: too many wait. Conflict: it is closed. StorageFull, StoreDamaged, Denied, RuntimeUnavailable: nothing was done.
+            Busy: too many wait. Conflict: it is closed. StorageFull, StoreDamaged, Denied: nothing was done.
+            RuntimeUnavailable: nothing, or all of it, where the connection was lost with the answer.
         """
         if self._closed:
             raise Conflict(f"{WHAT} is closed")

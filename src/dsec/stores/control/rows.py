@@ -12,7 +12,7 @@ from dsec.errors import BadRequest, Conflict, DsecError, StoreDamaged
 from dsec.model.ids import KeyId, SandboxId, parse_key_id, parse_sandbox_id
 from dsec.model.tenants import KeyInfo, ProjectInfo, Quota, Scope
 from dsec.model.volumes import check_project
-from dsec.stores.control.tables import API_KEY, PROJECT
+from dsec.stores.control.tables import API_KEY, PROJECT, inserted
 from dsec.wire.values import decode, encode
 
 MOST_KEYS: Final = 100_000
@@ -78,7 +78,7 @@ def revoke_key(connection: Connection, key: KeyId, at: float) -> KeyInfo | None:
 def note_use(connection: Connection, used: Mapping[KeyId, float]) -> frozenset[KeyId]:
     """Write when keys were used last; those of them that are no good any more."""
     gone = set()
-    for key, at in used.items():
+    for key, at in sorted(used.items()):  # in one order: no two wait for each other
         among = (API_KEY.c.id == key, API_KEY.c.revoked == 0)
         if not connection.execute(update(API_KEY).where(*among).values(used=at)).rowcount:
             gone.add(key)
@@ -120,7 +120,9 @@ def put_project(connection: Connection, info: ProjectInfo) -> ProjectInfo:
             raise Conflict(
                 f"there are {MOST_PROJECTS} projects, the most there may be", projects=MOST_PROJECTS
             )
-        connection.execute(insert(PROJECT).values(name=info.name, quota=quota, created=info.created_at))
+        # Somebody else may have made it since the look.
+        made = inserted(connection, PROJECT).values(name=info.name, quota=quota, created=info.created_at)
+        connection.execute(made.on_conflict_do_update(index_elements=["name"], set_={"quota": quota}))
     return _project(connection.execute(select(PROJECT).where(among)).mappings().one())
 
 

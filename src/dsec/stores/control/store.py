@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from anyio import to_thread
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select
 
 from dsec.errors import StoreDamaged
 from dsec.model.ids import KeyId, SandboxId
@@ -18,7 +18,7 @@ from dsec.ports.tenants import Cursors, KeyRecords
 from dsec.stores.control import rows
 from dsec.stores.control.database import Database, PostgresDatabase, SqliteDatabase, make_file
 from dsec.stores.control.faults import WHAT
-from dsec.stores.control.tables import CURSOR
+from dsec.stores.control.tables import CURSOR, inserted
 from dsec.stores.control.upgrade import bring_up, is_there
 
 DATABASE: Final = "control.db"
@@ -114,8 +114,7 @@ class ControlStore(KeyRecords, Cursors):
 
 def _advance(connection: Connection, *, name: str, position: int) -> None:
     values = {"position": position, "changed": time.time()}
-    known = connection.execute(select(CURSOR.c.position).where(CURSOR.c.name == name)).scalar()
-    if known is None:
-        connection.execute(insert(CURSOR).values(name=name, **values))
-    elif known < position:
-        connection.execute(update(CURSOR).where(CURSOR.c.name == name).values(**values))
+    made = inserted(connection, CURSOR).values(name=name, **values)
+    connection.execute(
+        made.on_conflict_do_update(index_elements=["name"], set_=values, where=CURSOR.c.position < position)
+    )

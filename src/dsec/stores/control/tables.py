@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, MetaData, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Index,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 
 HEAD: Final = "0001"
 """The newest migration."""
@@ -64,3 +76,8 @@ CURSOR: Final = Table(
     Column("position", BigInteger, nullable=False),
     Column("changed", Double, nullable=False),
 )
+
+
+def inserted(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An insertion that may say what to do where the row is there already."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
