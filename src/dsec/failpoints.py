@@ -95,23 +95,27 @@ class _Armed:
             os.kill(os.getpid(), self._signal)
 
 
+class _Switch:
+    """What is armed in this process: at first what the environment says.  Raises: ValueError."""
+
+    def __init__(self) -> None:
+        text = os.environ.get(VARIABLE, "")
+        self.armed = _Armed(text) if text else None
+
+
 @cache
-def _armed() -> _Armed | None:
-    """What the environment says, read once."""
-    text = os.environ.get(VARIABLE, "")
-    return _Armed(text) if text else None
+def _switch() -> _Switch:
+    """The only one."""
+    return _Switch()
 
 
 def arm(failpoint: str) -> None:
     """From now on this is the last place; "" = none is.  Raises: ValueError: there is none of that name."""
-    if failpoint:
-        _Armed(failpoint)
-    os.environ[VARIABLE] = failpoint
-    _armed.cache_clear()
+    _switch().armed = _Armed(failpoint) if failpoint else None
 
 
 def reach(name: str) -> None:
     """This place is reached: nothing happens, unless a test wants the process to end here."""
-    armed = _armed()
+    armed = _switch().armed
     if armed is not None and armed.name == name:
         armed.hit()

@@ -70,7 +70,7 @@ class Known:
     def to_come(self, token: str) -> int:
         """An act that leaves it is asked for; what :meth:`done` is given."""
         self.ran.may.add(token)
-        return self.rolls
+        return -1 if self.rolling else self.rolls
 
     def done(self, token: str, rolls: int) -> None:
         """It was acknowledged. Where files went back meanwhile, nobody knows which came first."""
