@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from anyio import to_thread
 
+from dsec.control.allowance import Allowance
 from dsec.control.carried import facts_of, spec_of
 from dsec.control.composing import composed, known_base
 from dsec.control.layering import MOST_LAYERS
@@ -51,6 +52,7 @@ class Sharing(SharingService):
         look: the tree of an image, to be read. carrier: carries trees.
         store: where built templates are kept, with their images. place: whose snapshots.
         tidy: called when something came in: there are more images now.
+        allowance: turns for what has arrived, and what of it may be kept.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Sharing(SharingService):
         store: TemplateStore,
         place: Workplace,
         tidy: Callable[[], None],
+        allowance: Allowance | None = None,
     ) -> None:
+        self._allowance = allowance or Allowance()
         self._images = images
         self._tidy = tidy
         self._look = look
@@ -84,9 +88,12 @@ class Sharing(SharingService):
             built = _built(bundle)
             tag = tag or await to_thread.run_sync(self._free_tag, built)
             check_tag(built.template.name, tag)
-            await self._carrier.images(bundle, (built.base_digest, *built.layers))
-            await to_thread.run_sync(self._store.put, built, tag)
-        await to_thread.run_sync(self._tidy)
+            try:
+                async with self._allowance.turn():
+                    await self._carrier.images(bundle, (built.base_digest, *built.layers))
+                    await self._allowance.put(self._store, built, tag)
+            finally:  # also where it may not be kept
+                await to_thread.run_sync(self._tidy)
         return await to_thread.run_sync(self._store.find, built.reference)
 
     def _free_tag(self, built: Built) -> str:
@@ -136,7 +143,8 @@ class Sharing(SharingService):
         async with self._carrier.arrived(SNAPSHOT, file) as bundle:
             spec, kind, changes = _snapshot(bundle)
             beneath = (spec.base_digest, *spec.layers)
-            await self._carrier.images(bundle, beneath)
+            async with self._allowance.turn():
+                await self._carrier.images(bundle, beneath)
             for digest in beneath:  # the engine holds what it asks for
                 await self._images.get(digest)
             await to_thread.run_sync(self._tidy)

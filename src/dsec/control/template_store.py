@@ -200,6 +200,15 @@ class TemplateStore:
             if digest not in meant and not self._is_whole(digest):
                 yield digest
 
+    def images(self) -> frozenset[str]:
+        """Digests of all images that its own records stand on; damaged ones stand on nothing that could be told."""
+        found: set[str] = set()
+        for digest in self._digests():
+            with suppress(NotFound, StoreDamaged):
+                built = self._load(digest, digest)
+                found.update((built.base_digest, *built.layers))
+        return frozenset(found)
+
     def _digests(self) -> Iterator[str]:
         """Of all records."""
         for path in sorted(self._root.glob(f"{BUILT}/*.json")):

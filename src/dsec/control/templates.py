@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from anyio import to_thread
 
+from dsec.control.allowance import Allowance
 from dsec.control.composing import composed, floats, known_base
 from dsec.control.layering import Layering
 from dsec.control.template_store import TemplateStore, check_tag
@@ -22,7 +23,7 @@ from dsec.model.sandbox import USERS, WORKSPACE, Level, SandboxSpec
 from dsec.model.template import Resources, Runtime, Template
 from dsec.ports.engine import SnapshotService, TemplateService
 from dsec.ports.storage import Images
-from dsec.templates.document import parse
+from dsec.templates.document import Document, parse
 
 
 class Templates(TemplateService):
@@ -31,6 +32,7 @@ class Templates(TemplateService):
     Args:
         images: where bases come from. layering: makes what lies over them. snapshots: what templates can be made of.
         store: where what is built is kept, with its images. tidy: called when something was built: there are more images now.
+        allowance: turns, and what may be kept.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class Templates(TemplateService):
         snapshots: SnapshotService,
         store: TemplateStore,
         tidy: Callable[[], None],
+        allowance: Allowance | None = None,
     ) -> None:
+        self._allowance = allowance or Allowance()
         self._images = images
         self._tidy = tidy
         self._layering = layering
@@ -60,6 +64,11 @@ class Templates(TemplateService):
         template = document.template
         check_tag(template.name, tag)  # before what takes minutes
         _check_level(template)
+        async with self._allowance.turn():
+            return await self._build(document, source, tag, strict, update)
+
+    async def _build(self, document: Document, source: str, tag: str, strict: bool, update: bool) -> Built:
+        template = document.template
         base = await self._images.get(template.runtime.base)
         if base.mutable and strict:
             raise BadRequest(
@@ -80,8 +89,10 @@ class Templates(TemplateService):
         return await self._publish(built, tag)
 
     async def _publish(self, built: Built, tag: str) -> Built:
-        await to_thread.run_sync(self._store.put, built, tag)
-        await to_thread.run_sync(self._tidy)
+        try:
+            await self._allowance.put(self._store, built, tag)
+        finally:  # also where it may not be kept
+            await to_thread.run_sync(self._tidy)
         return await to_thread.run_sync(self._store.find, built.reference)
 
     async def promote(self, snapshot: SnapshotId, *, name: str, tag: str) -> Built:
@@ -89,7 +100,8 @@ class Templates(TemplateService):
         spec = known_base(info)
         said, before = await self._said(spec, name)
         check_tag(said.name, tag)
-        layers = await self._layering.of_snapshot(snapshot, spec)
+        async with self._allowance.turn():
+            layers = await self._layering.of_snapshot(snapshot, spec)
         built = composed(
             said,
             base=spec.base,
@@ -129,7 +141,9 @@ class Templates(TemplateService):
         return await to_thread.run_sync(self._store.history, name)
 
     async def tag(self, reference: str, tag: str) -> Built:
-        return await to_thread.run_sync(self._store.tag, reference, tag)
+        built = await self.find(reference)
+        await self._allowance.put(self._store, built, tag)
+        return built
 
     async def rollback(self, reference: str) -> Built:
         if "@" in reference:
@@ -149,7 +163,7 @@ class Templates(TemplateService):
         return await self.tag(f"{name}@{before.digest}", tag)
 
     async def remove(self, reference: str) -> None:
-        await to_thread.run_sync(self._store.remove, reference)
+        await self._allowance.remove(self._store, reference)
 
 
 def _check_level(template: Template) -> None:

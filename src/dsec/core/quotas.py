@@ -62,11 +62,11 @@ _UNITS: Final[Mapping[str, str]] = {
     "dormant": "hibernated and cold sandboxes",
     "cpu_millis": "thousandths of a CPU of its sandboxes together",
     "memory_mib": "MiB of memory of its sandboxes together",
-    "disk_mib": "MiB of disk of its sandboxes, snapshots and volumes together",
+    "disk_mib": "MiB of disk of its sandboxes, snapshots, volumes and the images of its templates together",
     "journal_mib": "MiB in the journal",
 }
 _HINTS: Final[Mapping[str, str]] = {
-    "disk_mib": "destroy sandboxes, remove snapshots or volumes, name smaller limits, or have an administrator raise the quota",
+    "disk_mib": "destroy sandboxes, remove snapshots, volumes or templates, name smaller limits, or have an administrator raise the quota",
     "dormant": "destroy some that are dormant, or have an administrator raise the quota",
     "journal_mib": "its oldest records go with time; or have an administrator raise the quota",
 }

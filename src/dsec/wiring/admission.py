@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
+from functools import partial
 
 from dsec.control.accounts import Accounts
 from dsec.control.admission import admitted
+from dsec.control.allowance import Allowance, BuildTurns, ImageAccounts, ProjectAllowance
 from dsec.control.counted import CountedSandboxes, CountedSnapshots, CountedVolumes
 from dsec.control.counted_journal import CountedJournal
 from dsec.control.pressure import Pressure
 from dsec.control.turns import Turns
 from dsec.core.quotas import Ledger
 from dsec.model.tenants import Quota
+from dsec.model.volumes import DEFAULT_PROJECT
 from dsec.node.engine import Engine
 from dsec.node.memory import MachineMemory, Measured
 from dsec.ports.admission import QuotaSource
@@ -21,6 +24,7 @@ from dsec.ports.engine import Services
 from dsec.ports.journal import Journal, Sandboxes, SnapshotRecords, VolumeRecords
 from dsec.wiring.alerting import alerting
 from dsec.wiring.settings import Settings
+from dsec.wiring.templates import project_stores, weigh
 
 
 @dataclass(slots=True)
@@ -42,6 +46,8 @@ class Reception:
     accounts: Accounts = field(init=False)
     pressure: Pressure = field(init=False)
     turns: Turns = field(init=False)
+    builds: BuildTurns = field(init=False)
+    images: ImageAccounts = field(init=False)
     _sandboxes: CountedSandboxes | None = None
     _snapshots: CountedSnapshots | None = None
     _volumes: CountedVolumes | None = None
@@ -56,6 +62,8 @@ class Reception:
             at_once=self.settings.creations,
             queue=self.settings.creation_queue,
         )
+        self.builds = BuildTurns(self.quotas)
+        self.images = ImageAccounts(self.accounts.ledger, partial(weigh, self.settings.store))
 
     def sandboxes(self, records: Sandboxes) -> Sandboxes:
         """The records that the engine is to have instead of these."""
@@ -83,6 +91,15 @@ class Reception:
         for counted in (self._snapshots, self._volumes):
             if counted is not None:
                 await counted.load()
+        stores = await asyncio.to_thread(project_stores, self.settings.store)
+        for project, store in stores.items():
+            await self.images.load(project, store)
+
+    def allowance(self, project: str) -> Allowance:
+        """What the templates of a project may take; everybody's are changed by admins only."""
+        return (
+            Allowance() if project == DEFAULT_PROJECT else ProjectAllowance(project, self.builds, self.images)
+        )
 
     def admit(self, services: Services, engine: Engine, stack: contextlib.AsyncExitStack) -> Services:
         """The engine, which has just been opened, with turns; from now on quotas count, and what runs is measured."""

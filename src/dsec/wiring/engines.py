@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,27 +13,23 @@ from typing import TYPE_CHECKING
 
 from dsec.client import aio, sync
 from dsec.client.aio_link import Connect
+from dsec.control.allowance import Allowance
 from dsec.control.building import Builder
 from dsec.control.images import ImageKeeping
 from dsec.control.layering import Layering
 from dsec.control.named_images import NamedImages
-from dsec.control.project_templates import ProjectTemplateStore
 from dsec.control.sharing import Sharing
-from dsec.control.template_store import TemplateStore
 from dsec.control.templates import Templates
 from dsec.control.tenancy import Make, Room
 from dsec.errors import BadRequest, DsecError
 from dsec.handover import handed
 from dsec.images.carrier import Carrier
 from dsec.images.held import HeldImages
-from dsec.images.holds import TEMPLATES
 from dsec.images.layer_store import LayerStore
-from dsec.images.shelf import Shelf
 from dsec.images.store import ImageStore
 from dsec.model.checks import local_path, shown
 from dsec.model.images import silent
 from dsec.model.sandbox import Level
-from dsec.model.volumes import DEFAULT_PROJECT
 from dsec.node.engine import Engine
 from dsec.ports.engine import ImageService, Services, Workplace
 from dsec.ports.journal import Journal, Sandboxes, Standing
@@ -48,6 +44,7 @@ from dsec.wiring.levels import LEVELS, Parts, Refused
 from dsec.wiring.servers import server
 from dsec.wiring.settings import Home, Settings
 from dsec.wiring.state import JOURNAL, KEY, KEYS, StateDirectory, durable_state, private_state
+from dsec.wiring.templates import built_in, templates_of
 
 if TYPE_CHECKING:
     from dsec.stores.postgres.store import PostgresStore
@@ -61,10 +58,6 @@ def _look(image: Image) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
-
-
-def templates_of(store: Path) -> Path:
-    return store / TEMPLATES
 
 
 def image_store(settings: Settings) -> ImageStore:
@@ -96,7 +89,9 @@ async def _release(images: HeldImages, store: SqliteStore | PostgresStore) -> No
         await images.keep_only({digest for one in standing for digest in (one.base_digest, *one.layers)})
 
 
-def _templates(settings: Settings, place: Workplace, project: str | None = None) -> Templates:
+def _templates(
+    settings: Settings, place: Workplace, project: str | None = None, allowance: Allowance | None = None
+) -> Templates:
     root = settings.store
     images, built = image_store(settings), templates_of(root)
     layering = Layering(
@@ -109,22 +104,21 @@ def _templates(settings: Settings, place: Workplace, project: str | None = None)
         progress=settings.progress or silent,
     )
     named = NamedImages(images) if project is not None else images
-    return Templates(named, layering, place.snapshots, _built(settings, project), images.tidy)
+    return Templates(
+        named, layering, place.snapshots, built_in(settings.store, project), images.tidy, allowance
+    )
 
 
-def _built(settings: Settings, project: str | None) -> TemplateStore:
-    """The templates of a project; None: everybody's."""
-    root, shelf = templates_of(settings.store), Shelf(settings.store)
-    shared = TemplateStore(root, shelf)
-    if project in (None, DEFAULT_PROJECT):
-        return shared
-    return ProjectTemplateStore(shared, root, shelf, project)
-
-
-def _sharing(settings: Settings, images: Images, place: Workplace, project: str | None = None) -> Sharing:
+def _sharing(
+    settings: Settings,
+    images: Images,
+    place: Workplace,
+    project: str | None = None,
+    allowance: Allowance | None = None,
+) -> Sharing:
     store = image_store(settings)
-    built = _built(settings, project)
-    return Sharing(images, _look, Carrier(settings.store), built, place, store.tidy)
+    built = built_in(settings.store, project)
+    return Sharing(images, _look, Carrier(settings.store), built, place, store.tidy, allowance)
 
 
 @dataclass(slots=True)
@@ -133,7 +127,10 @@ class Inside:
 
     Attributes:
         state: its directory. journal: its records. sandboxes: which there are. place: where its templates are built. room: makes the templates of one project.
+        allowance: what those of a project may take.
     """
+
+    allowance: Callable[[str], Allowance] = lambda _: Allowance()
 
     state: StateDirectory = field(init=False)
     journal: Journal = field(init=False)
@@ -145,9 +142,10 @@ class Inside:
         images = _held(state, settings)
 
         def room(project: str, place: Workplace) -> Room:
+            allowance = self.allowance(project)
             return Room(
-                _templates(settings, place, project),
-                _sharing(settings, images, place, project),
+                _templates(settings, place, project, allowance),
+                _sharing(settings, images, place, project, allowance),
             )
 
         self.state, self.journal, self.room = state, journal, room

@@ -23,9 +23,10 @@ from dsec.model.health import Layer, Report, Verdict
 from dsec.model.sandbox import Flag, Level, Problem
 from dsec.runtimes import probe
 from dsec.stores.probe import storage_layers
-from dsec.wiring.engines import AsyncDsec, templates_of
+from dsec.wiring.engines import AsyncDsec
 from dsec.wiring.settings import Settings, programs
 from dsec.wiring.state import sweep
+from dsec.wiring.templates import templates_of
 
 _WHEELS_KEPT: Final = 4 * 2**30  # bytes of the wheels that were used last
 _TRIAL_SECONDS: Final = 60.0

@@ -140,7 +140,8 @@ async def shared(settings: Settings) -> AsyncIterator[Behind]:
 
     Raises: as :func:`~dsec.wiring.engines.open_engine` and :func:`control_of`.
     """
-    reception, inside = Reception(settings), Inside()
+    reception = Reception(settings)
+    inside = Inside(allowance=reception.allowance)
     async with AsyncExitStack() as stack:
         services = await open_engine(settings, reception, inside)
         stack.push_async_callback(services.close)
