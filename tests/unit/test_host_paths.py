@@ -167,3 +167,11 @@ def _opened_after_a_look(allowed: Path, source: Path, secret: os.stat_result) ->
         return os.path.samestat(source.stat(), secret)
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("lent", [True, False])
+def test_a_refusal_names_whose_setting_it_is(lent: bool) -> None:
+    """The environment of the command that asks is not that of the server which refuses."""
+    with pytest.raises(Denied) as refused:
+        HostPaths(None if lent else ()).open(Path("/etc"), lent=lent)
+    assert "$DSEC_HOST_PATHS as it was when the server started" in refused.value.hint

@@ -9,8 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from dsec.errors import BadRequest, Denied
+
+
+_SETTING: Final = (
+    "the operator allows paths with Settings.host_paths, and those of a server with $DSEC_HOST_PATHS as it was when the server started "
+    "(what it is for this command changes nothing there): set it and start the server anew"
+)
 
 
 class HostPaths:
@@ -37,7 +44,7 @@ class HostPaths:
         if lent and self._allowed is None:
             raise Denied(
                 f"volume source: {str(source)!r} is named by the template, and no path of this machine is allowed to templates",
-                hint="allow it with host_paths (DSEC_HOST_PATHS), or name a volume with the same target yourself",
+                hint=f"name a volume with the same target yourself; {_SETTING}",
                 source=str(source),
             )
         try:
@@ -62,7 +69,7 @@ class HostPaths:
 def _not_allowed(source: Path) -> Denied:
     return Denied(
         f"volume source: nothing at {str(source)!r} is allowed by the operator of this engine",
-        hint="choose another, or a named volume; the operator allows paths with host_paths (DSEC_HOST_PATHS)",
+        hint=f"choose another, or a named volume; {_SETTING}",
         source=str(source),
     )
 
