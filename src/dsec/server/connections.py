@@ -7,8 +7,11 @@ costs a request nothing but two numbers.
 from __future__ import annotations
 
 import asyncio
+import base64
+import logging
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -29,6 +32,11 @@ from dsec.server.presence import PATIENT
 _SHORT: Final = len(str(MAX_JSON))  # digits
 _CREDENTIALS: Final = struct.Struct("3i")
 MAX_MESSAGE: Final = 1 << 20  # bytes of one WebSocket message
+MAX_HEADERS: Final = 256  # of one request
+MAX_AHEAD: Final = 8  # requests that are sent before those before them are answered
+_VERSIONS: Final = ("1.0", "1.1")
+_ONCE: Final = (b"host", b"content-length", b"transfer-encoding", b"content-type", b"idempotency-key")
+"""Headers that mean nothing, or two things, when they are there twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +95,8 @@ class Connection(_Watched, HttpToolsProtocol):
     _moved = 0.0  # when something last came
     _silent = 0  # bytes since anything came of them
     _patient = False
+    _answered: Any = None  # the request that is being answered
+    _deaf = False  # nothing more is heard
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(Joined(transport, self.loop))
@@ -144,7 +154,7 @@ class Connection(_Watched, HttpToolsProtocol):
         self._patient = True
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._deaf:
             return
         self._moved = self.loop.time()
         self._silent += len(data)
@@ -161,14 +171,105 @@ class Connection(_Watched, HttpToolsProtocol):
         if self._phase is not Phase.HEAD:
             self._phase, self._begun = Phase.HEAD, self._moved
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if (
+            self._phase is Phase.HEAD
+        ):  # what comes behind a body is no header: it would speak for a request that was let in
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._silent = 0
+        self._check_head()
         self._phase, self._begun = Phase.BODY, self._moved
         super().on_headers_complete()
+        if (
+            self.pipeline
+        ):  # uvicorn would not read on until the others are answered, nor hear that the client has left
+            self.flow.resume_reading()
+
+    def _check_head(self) -> None:
+        """Raises: DsecError: two programs in a row could read it differently, or it is larger than anything that is meant."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.bounds.head:
+            raise TooLarge(f"headers: more than {self.bounds.head} bytes", limit=self.bounds.head)
+        if len(self.headers) > MAX_HEADERS:
+            raise TooLarge(f"headers: more than {MAX_HEADERS}", limit=MAX_HEADERS)
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            raise BadRequest("this is no HTTP/1.1", hint="ask by HTTP/1.1")
+        if len(self.pipeline) >= MAX_AHEAD:
+            raise Busy(f"{MAX_AHEAD} requests were sent ahead", hint="wait for answers", retry_after=1)
+        given = [name for name, _ in self.headers]
+        twice = next((name for name in _ONCE if given.count(name) > 1), None)
+        if twice is not None:
+            raise BadRequest(f"{twice.decode()}: the header is there twice")
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and (value.strip().lower() != b"chunked" or version == "1.0"):
+                raise BadRequest("transfer-encoding: there is none but chunked, in HTTP/1.1")
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The request that is being answered hears of it, whatever was sent ahead behind it."""
+        self.pipeline.clear()
+        self._give_up()
+        super().connection_lost(exc)
+
+    def _hear_no_more(self) -> None:
+        """What was sent ahead is nothing to answer: what was asked before it is answered, and then the connection ends."""
+        if self._phase is Phase.BODY:
+            self.pipeline.popleft()
+        self.cycle = self.pipeline[0][0] if self.pipeline else self._answered
+        self.cycle.keep_alive = False
+        self._deaf, self._phase = True, Phase.NOTHING
+        self.flow.resume_reading()  # who leaves is to be noticed
+
+    def _give_up(self) -> None:
+        cycle = self._answered
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def handle_websocket_upgrade(self) -> None:
+        try:
+            self._check_upgrade()
+        except DsecError as error:
+            self._phase = Phase.HEAD
+            self._refuse(error)
+            return
+        super().handle_websocket_upgrade()
+
+    def _check_upgrade(self) -> None:
+        """Raises: BadRequest: there is something that will be answered first, or it asks for no WebSocket that there is."""
+        if not self._idle():
+            raise BadRequest("a WebSocket was asked for before the answer to something else had come")
+        given = dict(self.headers)
+        if (
+            self.parser.get_method() != b"GET"
+            or b"transfer-encoding" in given
+            or given.get(b"content-length", b"0") != b"0"
+        ):
+            raise BadRequest("a WebSocket is asked for by GET, without a body")
+        if given.get(b"sec-websocket-version") != b"13" or not _is_key(given.get(b"sec-websocket-key", b"")):
+            raise BadRequest(
+                "this begins no WebSocket", hint="Sec-WebSocket-Version: 13, and a Sec-WebSocket-Key"
+            )
+
+    def _idle(self) -> bool:
+        return self._answered is None or self._answered.response_complete
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """It is answered as if it had not been asked for, and nothing can follow."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._silent = 0
         super().on_body(body)
+        if self.pipeline and len(self.cycle.body) > self.bounds.head:
+            raise TooLarge("body: it was sent ahead, and is large", hint="wait for the answer before it")
 
     def on_message_complete(self) -> None:
         self._silent = 0
@@ -184,13 +285,24 @@ class Connection(_Watched, HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(BadRequest(f"this is no HTTP: {msg}"))
+        """uvicorn found no HTTP in it, or one of us refused it."""
+        error: BaseException | None = sys.exception()
+        told = error.__context__ if error is not None else None
+        if isinstance(told, DsecError):
+            self._refuse(told, 431 if isinstance(told, TooLarge) else 0)
+        else:
+            self._refuse(BadRequest("this is no HTTP that can be read"))
 
     def _refuse(self, error: DsecError, status: int = 0) -> None:
-        """Answer, where no request was understood, and hang up."""
-        answer = failure(error, status)
-        cycle: object = self.cycle
-        if cycle is None or self.cycle.response_complete:
+        """Answer, where no request was understood, and hang up; one that was is answered by that, if it has no answer yet."""
+        if self.transport.is_closing():
+            return
+        if not self._idle() and (self._phase is Phase.HEAD or self.cycle is not self._answered):
+            self._hear_no_more()
+            return
+        if self._idle() or not self._answered.response_started:
+            self._give_up()
+            answer = failure(error, status)
             head = b"HTTP/1.1 %d \r\n" % answer.status_code
             fields = b"".join(b"%b: %b\r\n" % field for field in answer.raw_headers)
             self.transport.write(head + fields + b"connection: close\r\n\r\n" + bytes(answer.body))
@@ -207,6 +319,14 @@ class Socket(_Watched, WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         self.writing = 0.0
         super().resume_writing()
+
+
+def _is_key(key: bytes) -> bool:
+    """Whether it is one of a WebSocket: 16 bytes."""
+    try:
+        return len(base64.b64decode(key, validate=True)) == 16
+    except ValueError:
+        return False
 
 
 def peer_uid(bound: socket.socket) -> int:
@@ -254,6 +374,7 @@ def configured(app: Any, bounds: Bounds) -> uvicorn.Config:
         ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
+        log_level=logging.ERROR,  # what clients do wrong is told to them
         access_log=False,
         server_header=False,
         date_header=False,
