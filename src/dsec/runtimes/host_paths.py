@@ -13,7 +13,6 @@ from typing import Final
 
 from dsec.errors import BadRequest, Denied
 
-
 _SETTING: Final = (
     "the operator allows paths with Settings.host_paths, and those of a server with $DSEC_HOST_PATHS as it was when the server started "
     "(what it is for this command changes nothing there): set it and start the server anew"
