@@ -92,8 +92,10 @@ class AdmittedSnapshots(SnapshotService):
     async def get(self, snapshot: SnapshotId) -> SnapshotInfo:
         return await self._inner.get(snapshot)
 
-    async def list(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        return await self._inner.list(sandbox)
+    async def list(
+        self, sandbox: SandboxId | None = None, *, project: str | None = None
+    ) -> tuple[SnapshotInfo, ...]:
+        return await self._inner.list(sandbox, project=project)
 
     async def remove(self, snapshot: SnapshotId) -> None:
         await self._inner.remove(snapshot)

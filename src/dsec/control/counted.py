@@ -243,8 +243,10 @@ class CountedSnapshots(SnapshotRecords):
     async def find(self, snapshot: SnapshotId) -> SnapshotInfo:
         return await self._inner.find(snapshot)
 
-    async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        return await self._inner.all(sandbox)
+    async def all(
+        self, sandbox: SandboxId | None = None, *, project: str | None = None
+    ) -> tuple[SnapshotInfo, ...]:
+        return await self._inner.all(sandbox, project=project)
 
 
 def _nothing() -> None:

@@ -196,15 +196,11 @@ class ScopedSnapshots(SnapshotService, Changes, Arrivals):
     async def get(self, snapshot: SnapshotId) -> SnapshotInfo:
         return await self._reach.call_snapshot(snapshot, self._inner.get)
 
-    async def list(self, sandbox: SandboxId | None = None) -> Snapshots:
+    async def list(self, sandbox: SandboxId | None = None, *, project: str | None = None) -> Snapshots:
         if sandbox is not None:
             return await self._reach.manage(sandbox, self._inner.list)
         self._reach.need(Scope.DEVELOPER)
-        found = await self._inner.list()
-        return found if self._reach.all else tuple([each for each in found if self._is_own(each)])
-
-    def _is_own(self, info: SnapshotInfo) -> bool:
-        return info.spec.project == self._reach.project
+        return await self._inner.list(project=project if self._reach.all else self._reach.project)
 
     async def remove(self, snapshot: SnapshotId) -> None:
         await self._reach.call_snapshot(snapshot, self._inner.remove)

@@ -78,8 +78,10 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
     async def get(self, snapshot: SnapshotId) -> SnapshotInfo:
         return await self._records.find(snapshot)
 
-    async def list(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        return await self._records.all(sandbox)
+    async def list(
+        self, sandbox: SandboxId | None = None, *, project: str | None = None
+    ) -> tuple[SnapshotInfo, ...]:
+        return await self._records.all(sandbox, project=project)
 
     # Taking
 

@@ -147,8 +147,10 @@ class SnapshotService(ABC):
         """Raises: NotFound."""
 
     @abstractmethod
-    async def list(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        """Those of one sandbox, ended ones included, or all; oldest first."""
+    async def list(
+        self, sandbox: SandboxId | None = None, *, project: str | None = None
+    ) -> tuple[SnapshotInfo, ...]:
+        """Those of one sandbox, ended ones included, or of one project, or all; oldest first."""
 
     @abstractmethod
     async def remove(self, snapshot: SnapshotId) -> None:

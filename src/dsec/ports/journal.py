@@ -166,8 +166,10 @@ class SnapshotRecords(ABC):
         """Raises: NotFound."""
 
     @abstractmethod
-    async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        """Those of one sandbox, or all, oldest first."""
+    async def all(
+        self, sandbox: SandboxId | None = None, *, project: str | None = None
+    ) -> tuple[SnapshotInfo, ...]:
+        """Those of one sandbox, or of one project, or all, oldest first."""
 
 
 class VolumeRecords(ABC):

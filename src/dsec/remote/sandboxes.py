@@ -144,9 +144,12 @@ class RemoteSnapshots(SnapshotService):
         call = Call(method="GET", path=f"{SNAPSHOTS}/{segment(snapshot)}", again=True)
         return await value(self._connection, SnapshotInfo, call)
 
-    async def list(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
+    async def list(
+        self, sandbox: SandboxId | None = None, *, project: str | None = None
+    ) -> tuple[SnapshotInfo, ...]:
         call = Call(method="GET", path=SNAPSHOTS, query={"sandbox": sandbox}, again=True)
-        return await every(self._connection, SnapshotInfo, call)
+        found = await every(self._connection, SnapshotInfo, call)
+        return found if project is None else tuple([each for each in found if each.spec.project == project])
 
     async def remove(self, snapshot: SnapshotId) -> None:
         path = f"{SNAPSHOTS}/{segment(snapshot)}"

@@ -16,7 +16,7 @@ Durability = Literal["process", "disk"]
 
 DATABASE: Final = "journal.db"
 APPLICATION_ID: Final = 0x44736563  # "Dsec"
-VERSION: Final = 4
+VERSION: Final = 5
 
 # A record's key is the number of its chain and its own number in it: records of a chain lie together, and a new one
 # is written into one page. What a key stands for is computed, not stored.
@@ -45,12 +45,16 @@ VOLUME: Final = (
     "CREATE TABLE volume (id TEXT PRIMARY KEY, project TEXT NOT NULL, name TEXT NOT NULL, size INTEGER NOT NULL,"
     " created REAL NOT NULL, UNIQUE (project, name)) WITHOUT ROWID"
 )
-COMMON: Final = (
-    (
-        "CREATE TABLE snapshot (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, kind TEXT NOT NULL, spec TEXT NOT NULL,"
-        " created REAL NOT NULL, paused REAL NOT NULL) WITHOUT ROWID"
-    ),
-    "CREATE TABLE mark (name TEXT PRIMARY KEY, number INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
+_SNAPSHOT: Final = (
+    "CREATE TABLE snapshot (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, kind TEXT NOT NULL, spec TEXT NOT NULL,"
+    " created REAL NOT NULL, paused REAL NOT NULL, project TEXT) WITHOUT ROWID"
+)
+MARK: Final = (
+    "CREATE TABLE mark (name TEXT PRIMARY KEY, number INTEGER NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID"
+)
+OF_SNAPSHOTS: Final = (
+    "CREATE INDEX snapshot_project ON snapshot (project)",
+    "CREATE INDEX snapshot_sandbox ON snapshot (sandbox)",
 )
 INDEXES: Final = (
     "CREATE UNIQUE INDEX record_position ON record (position)",
@@ -60,7 +64,9 @@ INDEXES: Final = (
     "CREATE INDEX chain_expires ON chain (expires) WHERE class IN ('hibernated', 'cold') AND expires > 0",
 )
 NEW_TABLES: Final = (_SPEC,)
-SCHEMA: Final = (_CHAIN, _RECORD, *COMMON, VOLUME, *NEW_TABLES, *INDEXES)
+FOURTH: Final = (_CHAIN, _RECORD, MARK, VOLUME, *NEW_TABLES, *INDEXES)
+"""All but snapshots, which have no project before this version."""
+SCHEMA: Final = (*FOURTH, _SNAPSHOT, *OF_SNAPSHOTS)
 _FIRST_MARKS: Final = (
     "INSERT INTO mark VALUES ('checkpoint', 0, zeroblob(32)), ('wal', 0, x''), ('signed', 0, x'')"
 )

@@ -19,12 +19,10 @@ from dsec.stores.writer import Writer
 Rows = list[tuple[Any, ...]]
 Query = Callable[[str, tuple[Any, ...]], Awaitable[Rows]]
 
-_KEEP: Final = (
-    "INSERT OR IGNORE INTO snapshot (id, sandbox, kind, spec, created, paused) VALUES (?, ?, ?, ?, ?, ?)"
-)
+_KEEP: Final = "INSERT OR IGNORE INTO snapshot (id, sandbox, kind, spec, created, paused, project) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _FORGET: Final = "DELETE FROM snapshot WHERE id = ?"
-_FIND: Final = "SELECT id, sandbox, kind, spec, created, paused FROM snapshot WHERE id = ?"
-_ALL: Final = "SELECT id, sandbox, kind, spec, created, paused FROM snapshot WHERE ? IN ('', sandbox) ORDER BY created, id"
+_ROWS: Final = "SELECT id, sandbox, kind, spec, created, paused FROM snapshot"
+_FIND: Final = f"{_ROWS} WHERE id = ?"
 
 
 class SqliteSnapshots(SnapshotRecords):
@@ -43,7 +41,15 @@ class SqliteSnapshots(SnapshotRecords):
     async def keep(self, info: SnapshotInfo, draft: Draft) -> None:
         prepared = prepare(draft)
         spec = spec_to_json(info.spec)
-        row = (info.id, info.sandbox, info.kind.value, spec, float(info.created_at), float(info.paused))
+        row = (
+            info.id,
+            info.sandbox,
+            info.kind.value,
+            spec,
+            float(info.created_at),
+            float(info.paused),
+            info.spec.project,
+        )
 
         def job() -> None:
             if self._db.execute(_KEEP, row).rowcount != 1:
@@ -68,8 +74,14 @@ class SqliteSnapshots(SnapshotRecords):
             raise no_snapshot(snapshot)
         return snapshot_of(rows[0])
 
-    async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        return tuple(map(snapshot_of, await self._query(_ALL, (sandbox or "",))))
+    async def all(
+        self, sandbox: SandboxId | None = None, *, project: str | None = None
+    ) -> tuple[SnapshotInfo, ...]:
+        wanted = {"sandbox": sandbox, "project": project}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        where = " AND ".join([f"{name} = ?" for name in given])
+        text = f"{_ROWS} WHERE {where or 'TRUE'} ORDER BY created, id"
+        return tuple(map(snapshot_of, await self._query(text, tuple(given.values()))))
 
 
 def no_snapshot(snapshot: SnapshotId) -> NotFound:

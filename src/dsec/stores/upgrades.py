@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from dsec.stores.schema import (
-    COMMON,
+    FOURTH,
     INDEXES,
+    MARK,
     NEW_TABLES,
+    OF_SNAPSHOTS,
     SCHEMA,
     SEQ_BITS,
     SEQ_MAX,
@@ -33,9 +35,13 @@ _RECORD: Final = (
     " ref TEXT NOT NULL, actor TEXT NOT NULL, payload BLOB, payload_digest BLOB, digest BLOB NOT NULL,"
     f" chain INTEGER AS (id >> {SEQ_BITS}), seq INTEGER AS (id & {SEQ_MAX}))"
 )
-SECOND: Final = (_CHAIN, _RECORD, *COMMON)
+_SNAPSHOT: Final = (
+    "CREATE TABLE snapshot (id TEXT PRIMARY KEY, sandbox TEXT NOT NULL, kind TEXT NOT NULL, spec TEXT NOT NULL,"
+    " created REAL NOT NULL, paused REAL NOT NULL) WITHOUT ROWID"
+)
+SECOND: Final = (_CHAIN, _RECORD, _SNAPSHOT, MARK)
 THIRD: Final = (*SECOND, VOLUME)
-SCHEMAS: Final = {2: SECOND, 3: THIRD, VERSION: SCHEMA}
+SCHEMAS: Final = {2: SECOND, 3: THIRD, 4: (*FOURTH, _SNAPSHOT), VERSION: SCHEMA}
 
 _TO_THIRD: Final = (VOLUME,)
 # Records that no checkpoint covers come last, so that one position tells them from the others.
@@ -69,7 +75,12 @@ _TO_FOURTH: Final = (
     """,
     *INDEXES,
 )
-_STEPS: Final = {2: _TO_THIRD, 3: _TO_FOURTH}
+_TO_FIFTH: Final = (
+    "ALTER TABLE snapshot ADD COLUMN project TEXT",
+    "UPDATE snapshot SET project = coalesce(json_extract(spec, '$.project'), 'default')",
+    *OF_SNAPSHOTS,
+)
+_STEPS: Final = {2: _TO_THIRD, 3: _TO_FOURTH, 4: _TO_FIFTH}
 
 
 def upgrade(path: Path) -> None:

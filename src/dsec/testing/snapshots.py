@@ -37,8 +37,12 @@ class MemorySnapshots(SnapshotRecords):
             raise NotFound(f"there is no snapshot {snapshot}")
         return self._rows[snapshot]
 
-    async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        return tuple(row for row in self._rows.values() if sandbox in (None, row.sandbox))
+    async def all(
+        self, sandbox: SandboxId | None = None, *, project: str | None = None
+    ) -> tuple[SnapshotInfo, ...]:
+        rows = [row for row in self._rows.values() if sandbox in (None, row.sandbox)]
+        rows.sort(key=lambda row: (row.created_at, row.id))
+        return tuple([row for row in rows if project in (None, row.spec.project)])
 
 
 class FakeSnapshots(Snapshots):

@@ -35,7 +35,15 @@ class PostgresSnapshots(SnapshotRecords):
     async def keep(self, info: SnapshotInfo, draft: Draft) -> None:
         prepared = prepare(draft)
         spec = spec_to_json(info.spec)
-        row = (info.id, info.sandbox, info.kind.value, spec, float(info.created_at), float(info.paused))
+        row = (
+            info.id,
+            info.sandbox,
+            info.kind.value,
+            spec,
+            float(info.created_at),
+            float(info.paused),
+            info.spec.project,
+        )
 
         def apply(sheet: Sheet, rows: list[Any]) -> None:
             if rows:
@@ -65,8 +73,11 @@ class PostgresSnapshots(SnapshotRecords):
             raise no_snapshot(snapshot)
         return snapshot_of(tuple(rows[0]))
 
-    async def all(self, sandbox: SandboxId | None = None) -> tuple[SnapshotInfo, ...]:
-        return tuple([snapshot_of(tuple(row)) for row in await self._query(sql.ALL_SNAPSHOTS, sandbox or "")])
+    async def all(
+        self, sandbox: SandboxId | None = None, *, project: str | None = None
+    ) -> tuple[SnapshotInfo, ...]:
+        text, values = sql.snapshots(sandbox, project)
+        return tuple([snapshot_of(tuple(row)) for row in await self._query(text, *values)])
 
 
 class PostgresVolumes(VolumeRecords):

@@ -183,13 +183,21 @@ FORGET: Final = (
     "DELETE FROM chain WHERE number = ANY($1::bigint[]) RETURNING name, project, state, spec_number"
 )
 
-KEEP_SNAPSHOT: Final = (
-    "INSERT INTO snapshot (id, sandbox, kind, spec, created, paused) VALUES ($1, $2, $3, $4, $5, $6)"
-)
+KEEP_SNAPSHOT: Final = "INSERT INTO snapshot (id, sandbox, kind, spec, created, paused, project) VALUES ($1, $2, $3, $4, $5, $6, $7)"
 FORGET_SNAPSHOT: Final = "DELETE FROM snapshot WHERE id = $1"
 _SNAPSHOT: Final = "SELECT id, sandbox, kind, spec, created, paused FROM snapshot"
 FIND_SNAPSHOT: Final = f"{_SNAPSHOT} WHERE id = $1"
-ALL_SNAPSHOTS: Final = f"{_SNAPSHOT} WHERE $1 = '' OR sandbox = $1 ORDER BY created, id"
+
+
+def snapshots(sandbox: str | None, project: str | None) -> tuple[str, list[str]]:
+    """Those of one sandbox, or of one project, or all."""
+    given = [
+        (name, value) for name, value in (("sandbox", sandbox), ("project", project)) if value is not None
+    ]
+    where = " AND ".join([f"{name} = ${place}" for place, (name, _) in enumerate(given, 1)])
+    return f"{_SNAPSHOT} WHERE {where or 'true'} ORDER BY created, id", [value for _, value in given]
+
+
 KEEP_VOLUME: Final = "INSERT INTO volume (id, project, name, size, created) VALUES ($1, $2, $3, $4, $5)"
 FORGET_VOLUME: Final = "DELETE FROM volume WHERE project = $1 AND name = $2"
 _VOLUME: Final = "SELECT id, project, name, size, created FROM volume"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 """The newest migration."""
 VERSIONS: Final = "journal_version"
 """Where the database itself says which migration was the last."""
@@ -17,7 +17,7 @@ TABLES: Final = {
     ),
     "record": "chain seq position at act phase ref actor payload payload_digest digest",
     "spec": "number digest text",
-    "snapshot": "id sandbox kind spec created paused",
+    "snapshot": "id sandbox kind spec created paused project",
     "volume": "id project name size created",
     "mark": "name number digest",
 }
@@ -25,7 +25,14 @@ INDEXES: Final = frozenset(
     {
         *("chain_pkey", "chain_name_key", "chain_class", "chain_project", "chain_spec", "chain_expires"),
         *("record_pkey", "record_position", "spec_pkey", "spec_digest_key"),
-        *("snapshot_pkey", "volume_pkey", "volume_project_name_key", "mark_pkey"),
+        *(
+            "snapshot_pkey",
+            "snapshot_project",
+            "snapshot_sandbox",
+            "volume_pkey",
+            "volume_project_name_key",
+            "mark_pkey",
+        ),
     }
 )
 """Whose absence nothing would tell but slowness, and what should be there once being there twice."""
