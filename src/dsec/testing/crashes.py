@@ -194,6 +194,8 @@ class Home:
         found = [*map(str, self.groups())]
         found += [f"process {pid}" for pid in [*self.spawners(), *self.processes()]]
         found += self.directories()
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        found += [line for line in mounts if self.tag in line or f" {self.path}/" in line]
         for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
             with suppress(OSError):
                 found += [str(backing)] if str(self.path) in backing.read_text() else []

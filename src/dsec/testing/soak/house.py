@@ -107,7 +107,8 @@ class House:
         took = time.monotonic() - begun
         self._told.restarts.append(took)
         if took > self._bound:
-            self._ledger.wrong.append(f"a server was back after {took:.1f} s")
+            loads = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+            self._ledger.wrong.append(f"a server was back after {took:.1f} s, load {loads}")
         return server
 
     def round(self, number: int) -> bool:

@@ -94,7 +94,7 @@ class Judge:
             if one.shaky or one.ending:
                 allowed |= {State.LOST, State.FAILED}
             if one.ended:
-                allowed = set(one.states)
+                allowed = {State.GONE} | (one.states & {State.LOST, State.FAILED})
             if info.state not in allowed:
                 wanted = ", ".join(sorted(allowed))
                 self._wrong(

@@ -54,6 +54,7 @@ def soak(wish: Wish, told: Told, say: Callable[[str], None]) -> None:
     with ExitStack() as stack:
         top = _place(wish)
         address = stack.enter_context(server()) if wish.database == POSTGRESQL else ""
+        say(f"in {top}")
         images = _images(top, LEVELS[wish.level][0])
         while _more(wish, number, begun) and not told.wrong:
             with database(address) if address else nullcontext("") as url:
