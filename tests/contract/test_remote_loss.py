@@ -21,11 +21,14 @@ from dsec.errors import (
     Unauthenticated,
     UnknownOutcome,
 )
+from dsec.model.ids import new_exec_id, new_sandbox_id
 from dsec.model.sandbox import Metrics, State
+from dsec.remote import connection as remote
 from dsec.remote.connection import Call, Connection
 from dsec.remote.endpoint import parse_endpoint
+from dsec.remote.execs import RemoteSession
 from dsec.remote.services import connect
-from dsec.remote.values import value
+from dsec.remote.values import every, value
 from dsec.runtimes.local_trees import LocalArchives
 from dsec.testing.harness import Harness
 from dsec.testing.serving import KEY, served
@@ -355,3 +358,68 @@ def test_a_client_of_another_event_loop_is_refused(url: str) -> None:
         with pytest.raises(Conflict, match="another event loop"):
             second.run(dsec.sandboxes.list())
         first.run(dsec.close())
+
+
+# Servers that stop, or make things up
+
+
+STOPPING = b'{"error":{"code":"runtime_unavailable","message":"the server is stopping","hint":"","facts":{"stopping":true}}}'
+
+
+def answered(status: bytes, body: bytes = b"", *, length: int = 0) -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+        status,
+        length or len(body),
+        body,
+    )
+
+
+@asynccontextmanager
+async def saying(*answers: bytes) -> AsyncIterator[tuple[Connection, list[bytes]]]:
+    """A client of a server that gives these answers, one to each connection, and the last to all others; and what it was asked."""
+    asked: list[bytes] = []
+    left = list(answers)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(left.pop(0) if len(left) > 1 else left[0])
+        await writer.drain()
+
+    async with listening(handle) as url:
+        connection = Connection(parse_endpoint(url), KEY, patience=5.0)
+        try:
+            yield connection, asked
+        finally:
+            await connection.close()
+
+
+async def test_a_stream_is_asked_for_again_while_a_server_stops() -> None:
+    stopping = answered(b"503 No", STOPPING)
+    async with saying(stopping, stopping, answered(b"200 OK", b"content")) as (connection, asked):
+        pieces = connection.pieces(Call(method="GET", path="/x"))
+        assert b"".join([piece async for piece in pieces]) == b"content"
+        assert len(asked) == 3
+
+
+async def test_a_websocket_is_asked_for_again_while_a_server_stops() -> None:
+    stopping = answered(b"503 No", STOPPING)
+    async with saying(stopping, answered(b"404 No")) as (connection, asked):
+        session = RemoteSession(connection, new_sandbox_id(), new_exec_id(), 1, 0, 0)
+        with pytest.raises(NotFound):
+            await anext(aiter(session.output()))
+        assert len(asked) == 2
+
+
+async def test_an_error_that_breaks_off_is_no_error_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "BACK_OFF", (0.01,))
+    async with saying(answered(b"404 No", b'{"error"', length=100)) as (connection, _):
+        with pytest.raises(RuntimeUnavailable):
+            await anext(aiter(connection.pieces(Call(method="GET", path="/x"))))
+
+
+async def test_a_list_that_does_not_go_on_ends() -> None:
+    page = answered(b"200 OK", b'{"items":[1],"next":"here"}')
+    async with saying(page) as (connection, asked):
+        with pytest.raises(ProtocolError, match="twice"):
+            await every(connection, int, Call(method="GET", path="/x"))
+        assert len(asked) == 2

@@ -292,8 +292,11 @@ class Collector:
     def __init__(self) -> None:
         self.answers: list[web.Response | float] = []
         self.got: list[tuple[dict[str, str], bytes]] = []
+        self.peers: list[object] = []
 
     async def take(self, request: web.Request) -> web.Response:
+        assert request.transport is not None
+        self.peers.append(request.transport.get_extra_info("peername"))
         body = await request.read()
         answer = self.answers.pop(0) if self.answers else web.Response(status=200)
         if isinstance(answer, float):
@@ -332,6 +335,18 @@ async def test_a_batch_is_a_post_with_secret_headers() -> None:
     assert body == again
     assert (first["Authorization"], first["Content-Type"]) == ("Splunk s", "application/x-ndjson")
     assert first["Idempotency-Key"] == second["Idempotency-Key"]
+
+
+async def test_a_connection_is_used_again_whatever_the_answer_says() -> None:
+    """Collectors answer with a few bytes; one that talks on and on has the events all the same, and a new connection next time."""
+    async with collecting() as (collector, port):
+        collector.answers += [web.Response(text="x" * size) for size in (20, 20, 200_000, 20)]
+        sink = HttpSink(f"http://127.0.0.1:{port}/in", "application/x-ndjson", dict)
+        for _ in range(4):
+            await sink.send(lines(1))
+        await sink.close()
+    first, second, third, fourth = collector.peers
+    assert first == second == third != fourth
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dsec.errors import DsecError
 from dsec.observe.sink import Line, Refused, Sink
 
 _LONGEST: Final = 300.0
+_ANSWER: Final = 64 << 10  # bytes of an answer that are read
 _TOO_LARGE: Final = 413
 _LATER: Final = frozenset({408, 425, 429})
 _TOLD_APART: Final = {
@@ -64,6 +65,7 @@ class HttpSink(Sink):
             async with session.post(self._url, data=body, headers=about, allow_redirects=False) as answer:
                 status, after = answer.status, answer.headers.get("Retry-After", "")
                 if 200 <= status < 300:
+                    await _read_up(answer)
                     return
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await self.close()
@@ -91,6 +93,18 @@ class HttpSink(Sink):
             loop=asyncio.get_running_loop(),
         )
         return self._session
+
+
+async def _read_up(answer: aiohttp.ClientResponse) -> None:
+    """What it has to say beside that it has them, unread: the connection can be used again. One that says much, or breaks off, is given up."""
+    left = _ANSWER
+    try:
+        async for piece in answer.content.iter_any():
+            left -= len(piece)
+            if left < 0:
+                return answer.close()
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        answer.close()
 
 
 def _refusal(status: int, after: str) -> Refused:

@@ -50,6 +50,7 @@ _IDLE: Final = 20.0  # seconds until an unused connection is closed; servers kee
 _CONNECT: Final = 10.0  # seconds
 _CLOSING: Final = aiohttp.ClientWSTimeout(ws_close=1.0)  # seconds for the other side to close, too
 _SETTLE: Final = 10.0  # seconds for what is being undone when the client closes
+_STOPPING: Final = 503
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 _KEEP_ALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
@@ -163,10 +164,7 @@ class Connection:
         try:
             async with asyncio.timeout(self._limit(call)), self._request(call) as response:
                 if response.status >= 300:
-                    error = await _problem(response)
-                    if error.facts.get("stopping") is True:
-                        raise Lost(error.message, sent=False)
-                    raise error
+                    raise _lost_or(await _problem(response))
                 return Answer(response.status, await _bounded(response, call.most))
         except aiohttp.ClientConnectorError as error:
             raise Lost(_reason(error), sent=False) from None
@@ -239,12 +237,12 @@ class Connection:
         try:
             async with asyncio.timeout(self._limit(call)):
                 response: aiohttp.ClientResponse = await self._request(call)
+                if response.status < 300 and response.headers.get("Content-Encoding") is None:
+                    return response
+            async with asyncio.timeout(self._patience), response:
+                raise _lost_or(await _problem(response))
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise Lost(_reason(error), sent=False) from None
-        if response.status < 300 and response.headers.get("Content-Encoding") is None:
-            return response
-        async with response:
-            raise await _problem(response)
 
     async def pieces(self, call: Call) -> AsyncIterator[bytes]:
         """The body of an answer as it comes.  Raises: as :meth:`stream`."""
@@ -260,6 +258,8 @@ class Connection:
             async with asyncio.timeout(self._patience):
                 return await self._sockets.ws_connect(url, max_msg_size=4 * MIB, timeout=_CLOSING)
         except aiohttp.WSServerHandshakeError as error:
+            if error.status == _STOPPING:  # of the answer there is nothing else
+                raise Lost(f"the server answered {error.status}", sent=False) from None
             raise from_body(None, error.status) from None
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise Lost(_reason(error), sent=False) from None
@@ -390,6 +390,11 @@ async def _problem(response: aiohttp.ClientResponse) -> DsecError:
         return from_body(json.loads(body), status)
     except (ValueError, RecursionError):
         return from_body(None, status)
+
+
+def _lost_or(error: DsecError) -> Exception:
+    """A server that is stopping has done nothing, and its successor is asked again."""
+    return Lost(error.message, sent=False) if error.facts.get("stopping") is True else error
 
 
 def _elsewhere(status: int) -> ProtocolError:

@@ -55,6 +55,8 @@ async def every(connection: Connection, kind: type[T], call: Call) -> tuple[T, .
         found += page.items
         if not page.next or not page.items:
             return tuple(found)
+        if page.next == call.query.get("cursor"):
+            raise ProtocolError("the server's list does not go on: it says the same place twice")
         call = replace(call, query={**call.query, "cursor": page.next})
 
 

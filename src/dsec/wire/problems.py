@@ -37,6 +37,7 @@ STATUS: Final[Mapping[str, int]] = {
 }
 """Of every code of the tree."""
 
+_PLAIN: Final = str | int | float | bool | None
 _CLASSES: Final = {kind.code: kind for kind in reversed(all_errors())}
 
 
@@ -64,9 +65,13 @@ def from_body(body: object, status: int) -> DsecError:
     facts = said.get("facts")
     hint = said.get("hint")
     named = {str(name): value for name, value in facts.items()} if isinstance(facts, Mapping) else {}
-    named.pop("hint", None)
+    for taken in ("self", "message", "hint"):  # parameters, and so no facts
+        named.pop(taken, None)
     return kind(said["message"], hint=hint if isinstance(hint, str) else "", **named)
 
 
 def _fact(value: object) -> Any:
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    """As it is where JSON has it, lists of such things too; else as text."""
+    if isinstance(value, list | tuple):
+        return [each if isinstance(each, _PLAIN) else str(each) for each in value]
+    return value if isinstance(value, _PLAIN) else str(value)
