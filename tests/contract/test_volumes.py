@@ -16,6 +16,8 @@ from dsec.ports.journal import Journal, VolumeRecords
 from dsec.stores import schema
 from dsec.stores.journal import SqliteStore
 from dsec.stores.parts import verify_directory
+from dsec.stores.postgres.records import PostgresVolumes
+from dsec.stores.postgres.store import PostgresStore
 from dsec.stores.reader import JournalReader
 from dsec.stores.volume_records import SqliteVolumes
 from dsec.testing.contracts.volumes import MOST, VolumesContract, note, volume
@@ -42,6 +44,21 @@ class TestSqlite(VolumesContract):
     def records(self, journal: SqliteStore) -> VolumeRecords:
         parts = journal._parts
         return SqliteVolumes(parts.db, parts.writer, parts.ledger, journal._query, most=MOST)
+
+
+class TestPostgres(VolumesContract):
+    @pytest.fixture
+    async def journal(self, tmp_path: Path, postgres_url: str) -> AsyncIterator[PostgresStore]:
+        store = await PostgresStore.open(
+            postgres_url, tmp_path / "state", key=tmp_path / "journal.key", engine_id="en-test"
+        )
+        yield store
+        assert await store.verify() == ()
+        await store.close()
+
+    @pytest.fixture
+    def records(self, journal: PostgresStore) -> VolumeRecords:
+        return PostgresVolumes(journal._writer, journal._query, most=MOST)
 
 
 class TestMemory(VolumesContract):

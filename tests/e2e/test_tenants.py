@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from dsec.client.aio import AsyncDsec
-from dsec.errors import Denied, DsecError, NotFound, StoreDamaged, Unauthenticated
+from dsec.errors import Conflict, Denied, DsecError, NotFound, StoreDamaged, Unauthenticated
 from dsec.model.ids import new_sandbox_id
 from dsec.model.tenants import Quota
 from dsec.stores.control.tables import VERSIONS, metadata
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.both_databases
 
 
 @asynccontextmanager
-async def running_in(tmp_path: Path, database: str) -> AsyncIterator[Running]:
+async def running_in(tmp_path: Path, database: str, wait: float = 10.0) -> AsyncIterator[Running]:
     settings = Settings(
         home=tmp_path / "engine",
         images=tmp_path / "store",
@@ -34,6 +34,7 @@ async def running_in(tmp_path: Path, database: str) -> AsyncIterator[Running]:
         shelf=0,
         pool_bytes=2**28,
         database=database,
+        wait=wait,
     )
     async with serving(Place(home=tmp_path, port=0), settings, shared) as found:
         yield found
@@ -126,6 +127,31 @@ async def _opened_again(tmp_path: Path, database: str) -> None:
             assert caught.value.code == "not_found"
         async with owner(running) as boss:
             assert [each.id for each in await boss.keys.list()] == [made.info.id]
+
+
+def test_a_database_serves_one_server_at_a_time_and_one_home_for_ever(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    asyncio.run(_one_server(tmp_path, postgres_url))
+
+
+async def _one_server(tmp_path: Path, database: str) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    async with running_in(tmp_path / "one", database) as running:
+        made = None
+        async with owner(running) as boss:
+            made = await boss.keys.create()
+        with pytest.raises(Conflict, match="another engine has this database"):
+            async with running_in(tmp_path / "two", database, wait=0.2):
+                pass
+        async with of(running, made.key) as mine:
+            assert await mine.sandboxes.list() == ()
+    with pytest.raises(StoreDamaged):
+        async with running_in(tmp_path / "two", database):
+            pass
+    async with running_in(tmp_path / "one", database) as running, of(running, made.key) as mine:
+        assert await mine.sandboxes.list() == ()
 
 
 def test_a_lost_control_database_is_refused_until_somebody_goes_on_without_it(
