@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsec.errors import StorageFull
-from dsec.node.runs import TOLD_BYTES, TOLD_MOST
+from dsec.node.told import TOLD_BYTES, TOLD_MOST
 from dsec.testing.harness import Harness, until
 
 pytestmark = pytest.mark.anyio

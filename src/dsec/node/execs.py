@@ -20,7 +20,8 @@ from dsec.node.drafts import EXEC
 from dsec.node.handles import Handle, Table, refusal
 from dsec.node.output import Output
 from dsec.node.policy import base_env, resolve
-from dsec.node.runs import Run, Runner
+from dsec.node.run import Run
+from dsec.node.runs import Runner
 from dsec.ports.engine import ExecService, ExecSession
 from dsec.ports.journal import Journal
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from typing import Final
 
 from dsec.errors import Busy, Conflict, DsecError, NotFound, ProtocolError, RuntimeUnavailable, UnknownOutcome
 from dsec.failpoints import reach
-from dsec.model.execs import Cause, Command, ExecRequest, ExecResult, Exit, PtySize
-from dsec.model.ids import ExecId
+from dsec.model.execs import Cause, Command, ExecResult, Exit, PtySize
 from dsec.model.journal import Phase
 from dsec.model.sandbox import Flag, State
 from dsec.node import drafts
 from dsec.node.clock import Clock
 from dsec.node.guests import Guests
 from dsec.node.handles import Handle, check_made, refusal
-from dsec.node.output import Hash, Output
+from dsec.node.run import Run
+from dsec.node.told import Told
 from dsec.node.work import Work, ignore, settled
 from dsec.ports.guest import Guest, GuestExec
 from dsec.ports.journal import Journal
@@ -29,81 +28,10 @@ SIGKILL: Final = int(signal.SIGKILL)
 RECONNECTS: Final = 3
 END_PATIENCE: Final = 2.0  # seconds for the news of a sandbox's death to follow the loss of its connection
 STDIN_PIECE: Final = 1 << 16
-TOLD_MOST: Final = 64  # ended commands that a guest is let to forget together
-TOLD_BYTES: Final = 4096  # of output, beyond which it is told at once: it keeps the last of it
-TOLD_AFTER: Final = 0.2  # seconds
-TOLD_KEPT: Final = 256
 FIND_AFTER: Final = 0.05  # seconds between two looks for a record whose append nobody waits for any more
 FIND_TIMES: Final = 200
 KILL_AGAIN: Final = 0.05  # seconds
 BEFORE: Final = "before the command was started"
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """One command.
-
-    ``command`` is None for one that an earlier engine started. ``started`` is set (or fails) when the guest has it.
-    ``task``: of those that are not driven by whoever waits for them; ``driven``: it has begun.
-    ``verdict``: why it is no longer followed. ``result`` or ``error``: what whoever drove it was told.
-    ``intended``, ``recording``: the append of its intent, of its end, has begun.
-    ``leaving`` is called with it just before its sandbox forgets it.
-    """
-
-    id: ExecId
-    handle: Handle
-    request: ExecRequest
-    command: Command | None
-    output: Output
-    stdin: AsyncIterator[bytes] | None = None
-    intended: bool = False
-    oom_before: int = 0
-    followed: GuestExec | None = None
-    started: asyncio.Future[None] | None = None
-    task: asyncio.Task[ExecResult] | None = None
-    driven: bool = False
-    exit: Exit | None = None
-    result: ExecResult | None = None
-    error: BaseException | None = None
-    verdict: DsecError | None = None
-    record: bool = True
-    recording: bool = False
-    fed: Hash | None = None
-    stdin_closed: bool = False
-    unwanted: bool = False
-    over: bool = False
-    leaving: Callable[[Run], None] | None = None
-    _settled: asyncio.Future[None] | None = None
-
-    @property
-    def attended(self) -> bool:
-        """Somebody waits for its end, or reads its output."""
-        return self.output.attended
-
-    @property
-    def settled(self) -> asyncio.Future[None]:
-        """Done when its outcome is recorded, or it is known that there will be none."""
-        if self._settled is None:
-            self._settled = asyncio.get_running_loop().create_future()
-            if self.over:
-                self._settled.set_result(None)
-        return self._settled
-
-    def finish(self) -> None:
-        """Nothing more will be done for it."""
-        self.over = True
-        if self._settled is not None and not self._settled.done():
-            self._settled.set_result(None)
-
-    def abandon(self, error: DsecError, *, record: bool = True) -> None:
-        """``error`` is its outcome, unless it has ended; whoever drives it learns that now."""
-        if self.verdict is not None or self.exit is not None or self.over:
-            return
-        self.verdict, self.record = error, record
-        if self.task is not None and self.driven:
-            self.task.cancel()
-        elif self.followed is not None:
-            self.followed.detach()
 
 
 class Runner:
@@ -114,6 +42,7 @@ class Runner:
         self._guests = guests
         self._work = work
         self._clock = clock
+        self._told = Told(work)
 
     def launch(self, run: Run) -> asyncio.Task[ExecResult]:
         """Start it as a task of the engine."""
@@ -237,7 +166,7 @@ class Runner:
             draft = drafts.exec_result(run.handle.info.id, result, exit_, run.output, stdin)
             await self._journal.append(draft)
             reach("exec.done")
-        self._told(run, exit_)
+        self._told.ended(run, exit_)
         return result
 
     async def _found(self, run: Run) -> None:
@@ -407,33 +336,6 @@ class Runner:
             return False
         run.handle.oom_kills = max(run.handle.oom_kills, now)
         return now > run.oom_before
-
-    def _told(self, run: Run, exit_: Exit) -> None:
-        """The guest may forget it: soon and together with others, unless it holds much of it."""
-        handle = run.handle
-        handle.told.append(run.id)
-        if len(handle.told) >= TOLD_MOST or exit_.stdout_bytes + exit_.stderr_bytes > TOLD_BYTES:
-            self._work.spawn(self._forget(handle))
-        elif len(handle.told) == 1:
-            self._work.spawn(self._forget_soon(handle))
-
-    async def _forget_soon(self, handle: Handle) -> None:
-        await asyncio.sleep(TOLD_AFTER)
-        await self._forget(handle)
-
-    async def _forget(self, handle: Handle) -> None:
-        guest: Guest | None = handle.guest
-        if guest is None or guest.lost:
-            del handle.told[:-TOLD_KEPT]  # the rest with the next ones, over a new connection
-            return
-        told, handle.told = handle.told, []
-        if not told:
-            return
-        try:
-            await guest.forget(*told)
-        except DsecError:
-            if not guest.lost:  # with the next ones; else whoever connects next finds them ended, recorded, and forgets them then
-                handle.told[:0] = told[-TOLD_KEPT:]
 
 
 def _result(run: Run, exit_: Exit, *, oom: bool) -> ExecResult:
