@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
-from types import MappingProxyType
 from typing import Final
 from uuid import uuid4
 
@@ -23,19 +22,16 @@ from dsec.model.files import FileType, Identity, WriteOptions
 from dsec.model.ids import SandboxId, SnapshotId, is_snapshot, new_sandbox_id, new_snapshot_id
 from dsec.model.journal import Draft, Json, Phase
 from dsec.model.sandbox import (
-    HOST_BASE,
     MIB,
-    RESERVED,
     ROOT_UID,
-    Flag,
-    Level,
     SandboxInfo,
     SandboxSpec,
     State,
 )
 from dsec.model.snapshots import MOST_CHILDREN, Fork, SnapshotInfo, SnapshotKind
-from dsec.node import drafts
+from dsec.node.copies import Copies
 from dsec.node.handles import Handle, refusal
+from dsec.node.kinship import FORK_LABEL, check_same, child_of
 from dsec.node.kit import Kit
 from dsec.node.lifecycle import Lifecycle
 from dsec.node.work import ignore, settled
@@ -48,7 +44,6 @@ REMOVE: Final = "snapshot.remove"
 FORK: Final = "sandbox.fork"
 IMPORT: Final = "snapshot.import"
 ENGINE: Final = "engine"
-FORK_LABEL: Final = "dsec.fork-of"
 PARTIAL: Final = "not all of the fork could be made"
 MACHINE_ID: Final = "/etc/machine-id"
 ROOT: Final = Identity(ROOT_UID, ROOT_UID)
@@ -67,6 +62,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
         self, store: Snapshots | None, records: SnapshotRecords, lifecycle: Lifecycle, kit: Kit
     ) -> None:
         self._store = store
+        self._copies = Copies(store, kit)
         self._records = records
         self._lifecycle = lifecycle
         self._kit = kit
@@ -89,17 +85,17 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
         if kind is not SnapshotKind.FILES:
             raise Unsupported(f"kind: a snapshot of {kind} cannot be taken here", hint="kind='files'")
         handle = await self._kit.table.present(sandbox)
-        store = self._stored(handle.info)
+        store = self._copies.stored(handle.info)
         return await settled(self._kit.work.start(self._take(handle, store, kind)), ignore)
 
     async def _take(self, handle: Handle, store: Snapshots, kind: SnapshotKind) -> SnapshotInfo:
         snapshot = new_snapshot_id()
         with self._kit.table.using(handle):
             reach("snapshot.begin")
-            await self._say(handle.id, TAKE, Phase.INTENT, snapshot)
+            await self._copies.say(handle.id, TAKE, Phase.INTENT, snapshot)
             reach("snapshot.recorded")
             try:
-                paused = await self._copy(handle, store, snapshot)
+                paused = await self._copies.copy(handle, store, snapshot)
                 reach("snapshot.taken")
                 await store.secure()
                 reach("snapshot.secured")
@@ -120,39 +116,15 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
             except Exception as error:
                 with suppress(DsecError, OSError):  # what cannot be removed now is found by the next engine
                     await store.drop(snapshot)
-                await self._failed(handle.id, TAKE, snapshot, error)
+                await self._copies.failed(handle.id, TAKE, snapshot, error)
                 raise
         return info
-
-    async def _copy(self, handle: Handle, store: Snapshots, snapshot: SnapshotId) -> float:
-        """How long the sandbox stood still for it, in seconds."""
-        await store.settle()
-        async with self._still(handle):
-            begun = self._kit.clock.boot()
-            await store.take(handle.id, snapshot)
-            stood = self._kit.clock.boot() - begun
-        return stood if handle.info.state is State.RUNNING else 0.0
-
-    @asynccontextmanager
-    async def _still(self, handle: Handle) -> AsyncIterator[None]:
-        """No process of it runs within; one that was paused stays so.  Raises: Conflict: it does not live any more."""
-        _check_resident(handle)  # who wakes it has its lock, and may wait for a turn
-        async with handle.lock:
-            _check_resident(handle)
-            if handle.info.state is State.PAUSED:
-                yield
-                return
-            try:
-                await handle.runtime.freeze(handle.id, True)
-                yield
-            finally:
-                await handle.runtime.freeze(handle.id, False)
 
     # Making sandboxes of them
 
     async def create(self, snapshot: SnapshotId, spec: SandboxSpec) -> SandboxInfo:
         found = await self._records.find(snapshot)
-        _check_same(found, spec)
+        check_same(found, spec)
         return await self._begin(spec, snapshot)
 
     async def _begin(self, spec: SandboxSpec, snapshot: SnapshotId) -> SandboxInfo:
@@ -184,7 +156,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
             raise BadRequest(f"count: {count} is not from 1 to {MOST_CHILDREN}")
         # Awake first: who has a turn waits for nobody who needs one.
         handle = await self._kit.table.present(sandbox)
-        store = self._stored(handle.info)
+        store = self._copies.stored(handle.info)
         with self._kit.table.using(handle):
             async with self._kit.admission.turn(handle.info.spec, count):
                 forking = self._kit.work.start(self._fork(handle, store, count))
@@ -200,15 +172,15 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
         origin = new_snapshot_id()
         with self._kit.table.using(handle):
             reach("fork.begin")
-            await self._say(handle.id, FORK, Phase.INTENT, origin, count=count)
+            await self._copies.say(handle.id, FORK, Phase.INTENT, origin, count=count)
             reach("fork.recorded")
             made: Made = []
             try:
-                paused = await self._copy(handle, store, origin)
+                paused = await self._copies.copy(handle, store, origin)
                 reach("fork.copied")
-                await self._make_children(_child_of(handle.info), origin, count, made)
+                await self._make_children(child_of(handle.info), origin, count, made)
                 reach("fork.made")
-                await self._say(
+                await self._copies.say(
                     handle.id,
                     FORK,
                     Phase.RESULT,
@@ -220,7 +192,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
                 reach("fork.done")
             except BaseException as error:
                 await self._end(made, PARTIAL)
-                await self._failed(handle.id, FORK, origin, error)
+                await self._copies.failed(handle.id, FORK, origin, error)
                 raise
             finally:
                 with suppress(CleanupFailed):  # the next engine finds it
@@ -251,12 +223,12 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
 
     async def rollback(self, sandbox: SandboxId, snapshot: SnapshotId) -> SandboxInfo:
         handle = await self._kit.table.running(sandbox)
-        self._stored(handle.info)
+        self._copies.stored(handle.info)
         return await settled(self._kit.work.start(self._rollback(handle, snapshot)), ignore)
 
     async def _rollback(self, handle: Handle, snapshot: SnapshotId) -> SandboxInfo:
         with self._kit.table.using(handle), self._reading(snapshot):
-            _check_same(await self._records.find(snapshot), handle.info.spec)
+            check_same(await self._records.find(snapshot), handle.info.spec)
             return await self._lifecycle.remake(handle, snapshot)
 
     @contextmanager
@@ -296,7 +268,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
             created_at=self._kit.clock.now().wall,
             paused=0.0,
         )
-        await self._say(ENGINE, IMPORT, Phase.INTENT, info.id)
+        await self._copies.say(ENGINE, IMPORT, Phase.INTENT, info.id)
         try:
             await store.put(info.id, fill, size)
             await store.secure()
@@ -307,7 +279,7 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
         except Exception as error:
             with suppress(DsecError, OSError):  # what cannot be removed now is found by the next engine
                 await store.drop(info.id)
-            await self._failed(ENGINE, IMPORT, info.id, error)
+            await self._copies.failed(ENGINE, IMPORT, info.id, error)
             raise
         return info
 
@@ -325,8 +297,8 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
                 yield self._store.changes(snapshot)
             return
         handle = await self._kit.table.present(SandboxId(of))
-        store, origin = self._stored(handle.info), new_snapshot_id()
-        copying = self._kit.work.start(self._copy(handle, store, origin))
+        store, origin = self._copies.stored(handle.info), new_snapshot_id()
+        copying = self._kit.work.start(self._copies.copy(handle, store, origin))
         try:
             await settled(copying, ignore)
             yield store.changes(origin)
@@ -397,69 +369,6 @@ class Snapshotting(SnapshotService, Changes, Arrivals):
         last = await self._kit.journal.latest(parent, FORK, ref=origin, limit=1)
         return bool(last) and last[0].payload.get("outcome") != "ok"
 
-    # What all need
-
-    def _stored(self, info: SandboxInfo) -> Snapshots:
-        """Raises: Unsupported: the level has no snapshots."""
-        if self._store is None or Flag.SNAPSHOTS not in info.flags:
-            raise Unsupported(
-                f"snapshots: level {info.spec.level} cannot keep the files of a sandbox",
-                hint="use level='container'",
-                level=info.spec.level.value,
-            )
-        if info.spec.base == HOST_BASE:
-            raise Unsupported(
-                f"snapshots: base {HOST_BASE!r} shows programs of this machine, which change under what would be kept",
-                hint="use a base that does not change: system, debian:SUITE, an image",
-                base=info.spec.base,
-            )
-        return self._store
-
-    async def _say(self, chain: str, act: str, phase: Phase, ref: SnapshotId, **facts: Json) -> None:
-        await self._kit.journal.append(Draft(chain=chain, act=act, phase=phase, ref=ref, payload=facts))
-
-    async def _failed(self, chain: str, act: str, ref: SnapshotId, error: BaseException) -> None:
-        said = error if isinstance(error, DsecError) else Conflict(f"{type(error).__name__}: {error}")
-        with suppress(DsecError):  # whoever asked hears of what failed first
-            draft = Draft(chain=chain, act=act, phase=Phase.RESULT, ref=ref, payload=drafts.failure(said))
-            await self._kit.journal.append(draft)
-
-
-def _check_resident(handle: Handle) -> None:
-    """Raises: Conflict: it has no processes."""
-    if handle.info.state not in (State.RUNNING, State.PAUSED):
-        raise Conflict(f"{handle.id} is {handle.info.state}", state=handle.info.state.value)
-
 
 async def _one(content: bytes) -> AsyncIterator[bytes]:
     yield content
-
-
-def _check_same(snapshot: SnapshotInfo, spec: SandboxSpec) -> None:
-    """Raises: Conflict: the snapshot's files mean nothing over another base."""
-    if _beneath(snapshot.spec) != _beneath(spec):
-        raise Conflict(
-            f"snapshot {snapshot.id} is of level {snapshot.spec.level} and base {_told(snapshot.spec)}, "
-            f"not of {spec.level} and {_told(spec)}",
-            hint="use it with what it was taken of",
-            snapshot=snapshot.id,
-        )
-
-
-def _beneath(spec: SandboxSpec) -> tuple[Level, str, tuple[str, ...]]:
-    """What the files of a writable layer are changes to."""
-    return spec.level, spec.base_digest or spec.base, spec.layers
-
-
-def _told(spec: SandboxSpec) -> str:
-    return f"{spec.base!r} ({spec.base_digest})" if spec.base_digest else repr(spec.base)
-
-
-def _child_of(parent: SandboxInfo) -> SandboxSpec:
-    """As its parent; what of the host both see, neither child nor sibling changes."""
-    own = {name: value for name, value in parent.spec.labels.items() if not name.startswith(RESERVED)}
-    return replace(
-        parent.spec,
-        volumes=tuple(replace(volume, read_only=True) for volume in parent.spec.volumes),
-        labels=MappingProxyType({**own, FORK_LABEL: parent.id}),
-    )
