@@ -58,7 +58,7 @@ check: setup
 	$(BIN)/python scripts/check_generated.py
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 # Control groups of version 2 alone, on another kernel, in an emulated machine (as root; docs/how-to/cgroup-v2.md).
 v2: setup
@@ -75,6 +75,13 @@ bench: setup
 	done
 	$(BIN)/python -m benchmarks.held --n 5000 --json $(RESULTS)/held_5000.json
 	$(BIN)/python -m benchmarks.report
+
+# A server that dies again and again while many ask it for everything (as root, ten minutes; docs/how-to/soak.md), and the page of what it came to.
+SOAK_ARGS ?=
+
+soak: setup
+	status=0; nice -n 5 $(BIN)/python -m benchmarks.soak $(SOAK_ARGS) || status=$$?; \
+	$(BIN)/python scripts/soak_reference.py; exit $$status
 
 clean:
 	rm -rf dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(NATIVE) $(VENV)

@@ -76,13 +76,15 @@ def _sum(before: dict[str, int], more: Counter[str]) -> dict[str, int]:
 def publish(path: Path, wish: Wish, told: Told) -> None:
     """Add a run to the total; runs that end at the same time wait for one another."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
         total = json.loads(path.read_text()) if path.exists() else {}
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(added(total, wish, told), indent=1) + "\n")
         fresh.replace(path)
-        path.with_suffix(".lock").unlink()
+    finally:
+        os.close(directory)
 
 
 def wish_of(words: list[str] | None = None) -> tuple[Wish, Path | None]:
