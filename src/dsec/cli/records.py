@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -121,6 +123,22 @@ def _shower(as_json: bool) -> Callable[[tuple[Record, ...]], None]:
             put_json_line(record_json(record))
 
     return documents if as_json else lines
+
+
+@app.command("backup")
+def backup(
+    to: Annotated[Path, typer.Argument(metavar="DIR", help="Made; not there yet.", show_default=False)],
+) -> None:
+    """Copy the journal, the key that signs it, and the control database (keys, projects, quotas) to a directory, whether or not a server runs.
+
+    Files of sandboxes are not in it: `dsec snapshot-export` and `dsec template export` write those.
+
+    Examples:
+
+        dsec backup /backup/2026-12-01
+    """
+    backups = import_module("dsec.wiring.backups")  # slow to load
+    backups.back_up(engine_home(), to.absolute())
 
 
 @audit.command("verify")
