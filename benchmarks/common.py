@@ -103,6 +103,7 @@ def machine() -> dict[str, object]:
         "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "cgroups": _cgroups(),
         "python": platform.python_version(),
+        "nice": os.nice(0),
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),

@@ -83,6 +83,7 @@ def machines_table(results: Mapping[str, Result]) -> list[str]:
         at = result["machine"]
         before, after = at["load_before"], at["load_after"]
         loud = " (not quiet)" if before > QUIET_LOAD else ""
+        loud += f", nice {at['nice']}" if at.get("nice") else ""
         facts = (
             name,
             at["date"],
