@@ -213,6 +213,22 @@ async def test_a_receiver_that_hangs_up_gets_it_again() -> None:
         await _until(lambda: b'"id":"1"' in receiver.data)
 
 
+async def test_a_receiver_that_talks_is_still_seen_to_leave() -> None:
+    """What it says is no sign of life: behind it the connection may have ended, and lines would count that nobody reads."""
+    async with receiving() as (receiver, port):
+        sink = TcpSink("127.0.0.1", port, Messages("h"))
+        await sink.send(lines(1))
+        await _until(lambda: bool(receiver.data))
+        (writer,) = receiver.open
+        writer.write(b"x" * 300_000)
+        await writer.drain()
+        await sink.send(lines(1, 1))
+        writer.write_eof()
+        with pytest.raises(Refused, match="closed the connection"):
+            await _many(sink, lines(1, 2))
+        await sink.close()
+
+
 async def test_a_receiver_that_takes_nothing_is_given_up() -> None:
     async with receiving() as (receiver, port):
         receiver.deaf = True

@@ -20,6 +20,8 @@ _APP: Final = "dsec"
 _MOST_SEQUENCE: Final = 2**31 - 1
 _CONNECT: Final = 10.0
 _SECONDS: Final = 30.0
+_PIECE: Final = 1 << 16  # bytes
+_HEARD: Final = 16  # pieces of what a receiver says, which nobody asked it, that are passed over at a time
 _BURST: Final = 32  # datagrams after which receivers get a moment
 _MOMENT: Final = 0.001
 
@@ -155,10 +157,15 @@ class TcpSink(Sink):
 
 
 async def _still_there(reader: asyncio.StreamReader) -> None:
-    """Raises: ConnectionResetError: the receiver closed the connection."""
+    """What it says is passed over, so that its end is seen.  Raises: ConnectionResetError: the receiver closed the connection."""
     await asyncio.sleep(0)
-    if reader.at_eof() or reader.exception() is not None:
-        raise ConnectionResetError("the receiver closed the connection")
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            for _ in range(_HEARD):
+                if not await reader.read(_PIECE):
+                    raise ConnectionResetError("the receiver closed the connection")
+    if reader.exception() is not None:
+        raise ConnectionResetError("the connection broke")
 
 
 async def _confirmed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
