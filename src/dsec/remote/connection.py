@@ -7,7 +7,6 @@ by its ``Idempotency-Key``. Any other one may have been done: :class:`~dsec.erro
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import secrets
 import socket
@@ -22,6 +21,7 @@ import aiohttp
 from yarl import URL
 
 from dsec.errors import Conflict, DsecError, ProtocolError, RuntimeUnavailable, UnknownOutcome
+from dsec.remote.answers import bounded, elsewhere, problem
 from dsec.remote.endpoint import Endpoint
 from dsec.wire.problems import from_body
 
@@ -30,7 +30,6 @@ T = TypeVar("T")
 MIB: Final = 1 << 20
 SMALL: Final = 16 * MIB  # bytes of an ordinary answer
 LARGE: Final = 6 << 30  # ... of a command's output, whose limit is the sandbox's
-MOST_OF_ERROR: Final = MIB
 QUICK: Final = 30.0  # seconds for an answer that needs no work
 POLL: Final = 25.0  # seconds for which one question waits for an end
 BACK_OFF: Final = (
@@ -164,8 +163,8 @@ class Connection:
         try:
             async with asyncio.timeout(self._limit(call)), self._request(call) as response:
                 if response.status >= 300:
-                    raise _lost_or(await _problem(response))
-                return Answer(response.status, await _bounded(response, call.most))
+                    raise _lost_or(await problem(response))
+                return Answer(response.status, await bounded(response, call.most))
         except aiohttp.ClientConnectorError as error:
             raise Lost(_reason(error), sent=False) from None
         except aiohttp.ConnectionTimeoutError:
@@ -240,7 +239,7 @@ class Connection:
                 if response.status < 300 and response.headers.get("Content-Encoding") is None:
                     return response
             async with asyncio.timeout(self._patience), response:
-                raise _lost_or(await _problem(response))
+                raise _lost_or(await problem(response))
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise Lost(_reason(error), sent=False) from None
 
@@ -307,7 +306,7 @@ def _no_redirects() -> aiohttp.TraceConfig:
 
     async def refuse(session: object, context: object, params: aiohttp.TraceRequestRedirectParams) -> None:
         del session, context
-        raise _elsewhere(params.response.status)
+        raise elsewhere(params.response.status)
 
     tracing = aiohttp.TraceConfig()
     tracing.on_request_redirect.append(refuse)
@@ -355,51 +354,6 @@ def _reason(error: Exception) -> str:
     return str(error)[:200] or type(error).__name__
 
 
-async def _bounded(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """All of a body.  Raises: ProtocolError: it is too long, or packed."""
-    if response.headers.get("Content-Encoding") is not None:
-        raise ProtocolError("the server packed its answer, which nobody asked for")
-    length = response.content_length
-    if length is not None:
-        if length > most:
-            raise _too_long(response, most)
-        return await response.read()
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in response.content.iter_any():
-        pieces.append(piece)
-        size += len(piece)
-        if size > most:
-            raise _too_long(response, most)
-    return b"".join(pieces)
-
-
-def _too_long(response: aiohttp.ClientResponse, most: int) -> ProtocolError:
-    response.close()
-    return ProtocolError(f"the server's answer is longer than {most} bytes", bytes=most)
-
-
-async def _problem(response: aiohttp.ClientResponse) -> DsecError:
-    """The error that a server told."""
-    status = response.status
-    if 300 <= status < 400:
-        response.close()
-        return _elsewhere(status)
-    body = await _bounded(response, MOST_OF_ERROR)
-    try:
-        return from_body(json.loads(body), status)
-    except (ValueError, RecursionError):
-        return from_body(None, status)
-
-
 def _lost_or(error: DsecError) -> Exception:
     """A server that is stopping has done nothing, and its successor is asked again."""
     return Lost(error.message, sent=False) if error.facts.get("stopping") is True else error
-
-
-def _elsewhere(status: int) -> ProtocolError:
-    return ProtocolError(
-        f"the server sends elsewhere ({status}), where this client does not go",
-        hint="give the URL of the server itself",
-        status=status,
-    )
