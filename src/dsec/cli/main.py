@@ -51,7 +51,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "gc": ("machine", "Remove what dead engines left and nothing needs any more."),
     "bench": ("machine", "Measure creating, executing and destroying here."),
     "audit": ("records", "Verify, read and export the journal."),
-    "backup": ("records", "Copy what is known of everything, while a server runs."),
+    "backup": ("records", "Copy what is recorded, and keys and projects, to a directory."),
 }
 """Name to module and summary, in the order of the help."""
 

@@ -129,9 +129,9 @@ def _shower(as_json: bool) -> Callable[[tuple[Record, ...]], None]:
 def backup(
     to: Annotated[Path, typer.Argument(metavar="DIR", help="Made; not there yet.", show_default=False)],
 ) -> None:
-    """Copy the journal, the key that signs it, and the control database (keys, projects, quotas) to a directory, whether or not a server runs.
+    """Copy what is recorded, and keys and projects, to a directory, whether or not a server runs.
 
-    Files of sandboxes are not in it: `dsec snapshot-export` and `dsec template export` write those.
+    It holds the journal with its checkpoints, the key that signs them, and the control database. Files of sandboxes are not in it: `dsec snapshot-export` and `dsec template export` write those.
 
     Examples:
 
