@@ -24,6 +24,7 @@ from dsec.errors import Conflict, DsecError, RuntimeUnavailable, StorageFull
 from dsec.model.sandbox import State
 from dsec.model.tenants import Quota
 from dsec.ports.journal import Unsettled
+from dsec.stores.control.store import open_control
 from dsec.stores.keeper import Pace
 from dsec.stores.postgres import line
 from dsec.stores.postgres import writer as writing
@@ -525,3 +526,35 @@ async def test_a_server_that_dies_of_a_statement_is_not_asked_for_ever(
     await store.append(note(n=1))
     assert [record.payload["n"] for record in await store.read("engine")] == [1]
     await store.close()
+
+
+async def test_of_several_hosts_the_one_that_is_there_is_used(server: Server, tmp_path: Path) -> None:
+    """By journal, control database and migrations alike."""
+    url = server.url.replace("host=", "host=/nowhere,")
+    store = await opened(url, tmp_path)
+    await store.append(note(n=0))
+    assert await store.verify() == ()
+    await store.close()
+    control = await open_control(url, was_used=_never)
+    assert await control.projects() == ()
+    await control.close()
+
+
+async def test_a_control_database_that_takes_no_changes_any_more(server: Server) -> None:
+    control = await open_control(server.url, was_used=_never)
+    await _alter(server, "SET default_transaction_read_only = on")
+    try:
+        with pytest.raises(RuntimeUnavailable) as caught:
+            async with asyncio.timeout(30):
+                while True:  # the server is told by a signal, and heeds it when it may
+                    await control.advance("siem", 1)
+        assert caught.value.hint
+    finally:
+        await _alter(server, "RESET default_transaction_read_only")
+    await control.advance("siem", 2)
+    assert await control.position("siem") == 2
+    await control.close()
+
+
+async def _never() -> bool:
+    return False

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, StaticPool, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 
-from dsec.errors import BadRequest, Busy, Conflict, Denied, Unsupported
-from dsec.stores.control.faults import WHAT, of_postgres, translated
+from dsec.errors import BadRequest, Busy, Conflict, Denied, RuntimeUnavailable, Unsupported
+from dsec.stores.control.faults import READ_ONLY, WHAT, of_postgres, translated
 from dsec.stores.control.tables import SCHEMA
 
 T = TypeVar("T")
@@ -198,41 +198,51 @@ class PostgresDatabase(Database):
             raise Unsupported(
                 f"PostgreSQL cannot be used: {error}", hint="pip install 'dsec-engine[postgres]'"
             ) from error
-        self._refusals = (asyncpg.PostgresError, asyncpg.InterfaceError)
+        self._refusals = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
         self._engine = create_async_engine(
-            _asyncpg(url),
+            "postgresql+asyncpg://",
+            async_creator=partial(  # the URL means here what it means to the journal
+                asyncpg.connect,
+                _checked(url),
+                timeout=_CONNECT_SECONDS,
+                command_timeout=_STATEMENT_SECONDS,
+                target_session_attrs="read-write",  # of several hosts
+                server_settings={"search_path": SCHEMA, "application_name": "dsec"},
+            ),
             pool_size=CONNECTIONS,
             max_overflow=0,
             pool_timeout=_STATEMENT_SECONDS,
             pool_pre_ping=True,
-            connect_args={
-                "timeout": _CONNECT_SECONDS,
-                "command_timeout": _STATEMENT_SECONDS,
-                "server_settings": {"search_path": SCHEMA, "application_name": "dsec"},
-            },
         )
 
     async def _ask(self, work: Work[T]) -> T:
-        with translated():
-            try:
-                async with self._engine.begin() as connection:
-                    return await connection.run_sync(work)
-            except self._refusals as error:  # of a connection that was never made
-                raise of_postgres(error) from error
+        try:
+            with translated():
+                return await self._do(work)
+        except RuntimeUnavailable as error:
+            if (
+                error.facts.get("sqlstate") == READ_ONLY
+            ):  # another server has its place: it is looked for anew
+                await self._engine.dispose()
+            raise
+
+    async def _do(self, work: Work[T]) -> T:
+        try:
+            async with self._engine.begin() as connection:
+                return await connection.run_sync(work)
+        except self._refusals as error:  # of a connection that was never made
+            raise of_postgres(error) from error
 
     async def _end(self) -> None:
         await self._engine.dispose()
 
 
-def _asyncpg(url: str) -> Any:
-    """Raises: BadRequest: no URL of PostgreSQL."""
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise BadRequest("database: this is no URL", hint=_FORM) from error
-    if parsed.drivername not in ("postgresql", "postgres", "postgresql+asyncpg"):
-        raise BadRequest(f"database: {parsed.drivername!r} is no database that can be used", hint=_FORM)
-    return parsed.set(drivername="postgresql+asyncpg")
+def _checked(url: str) -> str:
+    """As asyncpg takes it.  Raises: BadRequest: no URL of PostgreSQL."""
+    scheme, found, rest = url.partition("://")
+    if not found or scheme not in ("postgresql", "postgres", "postgresql+asyncpg"):
+        raise BadRequest("database: this is no URL of a database that can be used", hint=_FORM)
+    return f"postgresql://{rest}"
 
 
 _FORM: Final = "postgresql://USER:PASSWORD@HOST/DATABASE"

@@ -20,6 +20,7 @@ _CLOSED: Final = (
     *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM),
     *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH),
 )
+READ_ONLY: Final = "25006"
 _DAMAGED_STATES: Final = (
     "XX",
     "58030",
@@ -70,15 +71,16 @@ def of_postgres(said: BaseException, *, gone: bool = False) -> DsecError:
         )
     if state.startswith(("40", "55P03")):
         return Busy(f"{WHAT} is busy: {said}", hint="try again", sqlstate=state)
-    if gone or not state or state.startswith(("08", "53", "57")):
-        return _away(said)
+    if gone or not state or state.startswith(("08", "53", "57", READ_ONLY)):
+        return _away(said, state)
     return StoreDamaged(f"{WHAT} refused a statement: {said}", hint=_RESTORE, sqlstate=state)
 
 
-def _away(error: BaseException) -> RuntimeUnavailable:
+def _away(error: BaseException, state: str = "") -> RuntimeUnavailable:
     return RuntimeUnavailable(
         f"{WHAT} does not answer: {str(error) or type(error).__name__}",
         hint="start PostgreSQL, or mend the URL",
+        **({"sqlstate": state} if state else {}),
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from dsec.errors import BadRequest, StoreDamaged, Unsupported
 from dsec.stores.postgres.faults import REFUSALS, WHAT, translate
+from dsec.stores.postgres.line import connect
 from dsec.stores.postgres.tables import HEAD, INDEXES, SCHEMA, TABLES, VERSIONS
 
 _MAKING: Final = 0x44736354  # whoever makes something in the schema `dsec` at the same time
@@ -58,7 +60,7 @@ async def bring_up(url: str) -> None:
 
 async def _bring_up(url: str) -> None:
     try:
-        from sqlalchemy import Connection, NullPool, make_url, text  # noqa: PLC0415 - needed once a version
+        from sqlalchemy import Connection, NullPool, text  # noqa: PLC0415 - needed once a version
         from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
     except ImportError as error:
@@ -72,9 +74,9 @@ async def _bring_up(url: str) -> None:
         _upgrade(connection)
 
     engine = create_async_engine(
-        make_url(url).set(drivername="postgresql+asyncpg"),
+        "postgresql+asyncpg://",
         poolclass=NullPool,
-        connect_args={"server_settings": {"search_path": SCHEMA, "synchronous_commit": "on"}},
+        async_creator=partial(connect, url, writes=True, synchronous_commit="on"),
     )
     try:
         async with engine.begin() as connection:
