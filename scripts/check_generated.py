@@ -15,6 +15,7 @@ GENERATORS: tuple[tuple[str, ...], ...] = (
     ("scripts/cli_reference.py",),
     ("scripts/sdk_reference.py",),
     ("scripts/template_reference.py",),
+    ("scripts/soak_reference.py",),
 )
 
 
