@@ -24,7 +24,7 @@ from dsec.errors import Conflict, DsecError, RuntimeUnavailable, StorageFull
 from dsec.model.sandbox import State
 from dsec.model.tenants import Quota
 from dsec.ports.journal import Unsettled
-from dsec.stores.control.store import open_control
+from dsec.stores.control.store import ControlStore, open_control
 from dsec.stores.keeper import Pace
 from dsec.stores.postgres import line
 from dsec.stores.postgres import writer as writing
@@ -544,16 +544,20 @@ async def test_a_control_database_that_takes_no_changes_any_more(server: Server)
     control = await open_control(server.url, was_used=_never)
     await _alter(server, "SET default_transaction_read_only = on")
     try:
-        with pytest.raises(RuntimeUnavailable) as caught:
-            async with asyncio.timeout(30):
-                while True:  # the server is told by a signal, and heeds it when it may
-                    await control.advance("siem", 1)
-        assert caught.value.hint
+        with pytest.raises(RuntimeUnavailable, match="mend the URL"):
+            await _advance_until_refused(control)
     finally:
         await _alter(server, "RESET default_transaction_read_only")
     await control.advance("siem", 2)
     assert await control.position("siem") == 2
     await control.close()
+
+
+async def _advance_until_refused(control: ControlStore) -> None:
+    """The server is told by a signal, and heeds it when it may."""
+    async with asyncio.timeout(30):
+        while True:
+            await control.advance("siem", 1)
 
 
 async def _never() -> bool:
