@@ -438,7 +438,8 @@ def test_a_machine_that_vanishes_without_a_word(world: World) -> None:
     waited = b'{"argv":["sleep","4322"]}'
     upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec_websocket_version": 13}
     asked = [
-        world.head("PUT", f"{world.one}/files/content?path=lost&atomic=true", content_length=1 << 20) + b"x" * 9000,
+        world.head("PUT", f"{world.one}/files/content?path=lost&atomic=true", content_length=1 << 20)
+        + b"x" * 9000,
         world.head("GET", f"{one}/output"),
         world.head("GET", f"{one}/attach", sec_websocket_key="dGhlIHNhbXBsZSBub25jZQ==", **upgrade),
         world.head("GET", f"{world.one}/wait?timeout=600"),
