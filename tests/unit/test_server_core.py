@@ -58,6 +58,16 @@ class TestDoor:
         async with world.client.get(world.url("/health")) as answer:
             assert answer.status == 200
 
+    async def test_the_page_of_all_calls_brings_no_script(self, world: World) -> None:
+        async with world.client.get(world.url("/docs"), headers={"authorization": f"Bearer {KEY}"}) as answer:
+            text = await answer.text()
+            assert (answer.status, answer.content_type) == (200, "text/html")
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "<script" not in text
+        assert "//" not in text.partition("</h1>")[2].partition("<h2>")[0]  # nothing from elsewhere
+        for call in ("/v1/sandboxes/{sandbox}/execs", "Idempotency-Key", "ExecBody"):
+            assert call in text
+
     async def test_each_way_to_give_a_key(self, world: World) -> None:
         basic = base64.b64encode(f"any:{KEY}".encode()).decode()
         for headers in (

@@ -26,6 +26,7 @@ from dsec.server import (
     pool,
     ports,
     problems,
+    reading,
     sandboxes,
     snapshots,
     templates,
@@ -92,6 +93,7 @@ class Application(FastAPI):
             version=dsec.__version__,
             description=_ABOUT,
             exception_handlers=handlers,
+            docs_url=None,
             redoc_url=None,
             redirect_slashes=False,
         )
@@ -99,6 +101,7 @@ class Application(FastAPI):
         self.state.flights = self.flights = Flights()
         for name, part in parts.items():
             setattr(self.state, name, part)
+        self.router.routes.append(reading.route())
         for router in routers:
             self.include_router(router)
         self.state.routes = (*self.router.routes, *(route for router in routers for route in router.routes))
