@@ -15,7 +15,7 @@ class Gate(ABC):
     async def principal(self, key: str) -> Principal:
         """Whose key that is.  Raises: Unauthenticated. Busy: the project asks more often than it may."""
 
-    async def check(self, principal: Principal) -> None:
+    async def check(self, principal: Principal) -> None:  # noqa: B027 - fakes have keys that never end
         """Whether the key by which that principal came in is still good: asked each second of whoever is being answered for long.
 
         A gate whose keys never end need not say anything.
