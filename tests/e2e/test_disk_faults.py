@@ -199,13 +199,14 @@ def test_what_is_damaged_is_refused_and_left_as_it_is(
     path = engine / name
     damage(path)
     found = path.read_bytes() if path.exists() else None
-    with serve(used / "home") as process:
-        assert process.wait(PATIENCE) == 1
-        assert process.stderr is not None
-        said = process.stderr.read()
-    assert "hint: " in said
-    assert "internal error" not in said
-    assert (path.read_bytes() if path.exists() else None) == found
+    for _ in range(1 if found else 2):  # what is not there is not made anew, either
+        with serve(used / "home") as process:
+            assert process.wait(PATIENCE) == 1
+            assert process.stderr is not None
+            said = process.stderr.read()
+        assert "hint: " in said
+        assert "internal error" not in said
+    assert found is None or path.read_bytes() == found
 
 
 def test_what_is_sound_is_taken(used: Path) -> None:
