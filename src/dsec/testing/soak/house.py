@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
+import traceback
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,13 +18,14 @@ import anyio
 
 from dsec import Dsec, Settings
 from dsec.errors import DsecError
+from dsec.model.sandbox import State
 from dsec.model.tenants import Scope
 from dsec.stores.layers import BtrfsLayers
 from dsec.testing.crashes import Home, Server, until
 from dsec.testing.nursery import Nursery
 from dsec.testing.soak import clients, plan
 from dsec.testing.soak.judge import Judge, signal_commands
-from dsec.testing.soak.ledger import Ledger
+from dsec.testing.soak.ledger import AWAKE, Ledger
 from dsec.testing.soak.plan import Strike, chance
 from dsec.wiring import verify_journal
 
@@ -32,7 +35,8 @@ CLIENTS: Final = 2
 POOL_BYTES: Final = 768 * 2**20
 _REACHED: Final = 8.0  # seconds for it to be reached; then the server is killed at that moment
 _AFTER: Final = 1.0  # seconds for which clients go on when the server is back
-_JOIN: Final = 90.0
+_PATIENCE: Final = 20.0  # seconds for clients to leave; then what is frozen is thawed
+_JOIN: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -130,11 +134,21 @@ class House:
             time.sleep(_AFTER)
         finally:
             self._asked.stop.set()
-            stuck = [client for client in crowd if _join(client)]
+            stuck = self._gone_home(crowd)
         with Dsec(self.home.url) as owner:
-            self._ledger.wrong += [f"{client.thread.name} is still being answered" for client in stuck]
+            self._ledger.wrong += [f"still being answered: {_doing(client)}" for client in stuck]
             Judge(self.home, self._ledger, owner).all()
         return self._counted(blow, number)
+
+    def _gone_home(self, crowd: list[clients.Client]) -> list[clients.Client]:
+        """Those that are still being answered when all others have left, and nothing is frozen any more: a command waits as long as its sandbox does."""
+        if slow := [client for client in crowd if _join(client, _PATIENCE)]:
+            with Dsec(self.home.url) as owner:
+                for info in owner.sandboxes.list([State.PAUSED]):
+                    owner.sandboxes.get(info.id).resume()
+                    if info.id in self._ledger.sandboxes:
+                        self._ledger.sandboxes[info.id].states = AWAKE
+        return [client for client in slow if _join(client, _JOIN)]
 
     def _counted(self, blow: Strike, number: int) -> bool:
         wrong = [f"round {number}, {blow}: {text}" for text in self._ledger.wrong]
@@ -232,10 +246,20 @@ class House:
         shutil.rmtree(self._asked.witnesses, ignore_errors=True)
 
 
-def _join(client: clients.Client) -> bool:
-    """Whether it goes on for too long."""
-    client.thread.join(_JOIN)
+def _join(client: clients.Client, seconds: float) -> bool:
+    """Whether it goes on for longer."""
+    client.thread.join(seconds)
     return client.thread.is_alive()
+
+
+def _doing(client: clients.Client) -> str:
+    """Where it waits."""
+    frame = sys._current_frames().get(client.thread.ident or 0)
+    return (
+        f"{client.thread.name}\n{''.join(traceback.format_stack(frame)[-8:])}"
+        if frame
+        else "nothing any more"
+    )
 
 
 async def _layers(engine: Path) -> tuple[str, ...]:
