@@ -58,7 +58,7 @@ check: setup
 	$(BIN)/python scripts/check_generated.py
 
 test: setup
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Control groups of version 2 alone, on another kernel, in an emulated machine (as root; docs/how-to/cgroup-v2.md).
 v2: setup
