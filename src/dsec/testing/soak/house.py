@@ -235,10 +235,13 @@ class House:
         return len(self._told.wrong) == before
 
     def remove(self) -> None:
-        """Whatever is there."""
+        """Every process of it, however the run went."""
         self.server.kill()
         self.nursery.close()
         self.home.kill_spawners()
+        for pid in self.home.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def erase(self) -> None:
         """The files, which a run that failed keeps."""
