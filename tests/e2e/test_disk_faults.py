@@ -181,6 +181,7 @@ DAMAGES: Final[dict[str, tuple[str, Callable[[Path], object]]]] = {
     "journal, half": ("journal/journal.db", _half),
     "journal, of a newer one": ("journal/journal.db", _newer),
     "journal, not there": ("journal/journal.db", Path.unlink),
+    "journal, its directory not there": ("journal", shutil.rmtree),
     "key, not there": ("keys/journal.key", Path.unlink),
     "control, a page": ("control/control.db", lambda path: _flip(path, 4096, 4096)),
     "control, another file": ("control/control.db", lambda path: path.write_bytes(b"hello" * 1000)),

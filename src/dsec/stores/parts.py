@@ -37,6 +37,8 @@ class Files:
         self.database = directory / schema.DATABASE
         self.wal = directory / f"{schema.DATABASE}-wal"
         self.key = key
+        self.begun = key.with_suffix(".begun")
+        """Beside the key: there is a journal of it, so that one that is gone is missed even where its whole directory is."""
         self.checkpoints = checkpoint_file
 
     def prepare(self) -> Ed25519PrivateKey:
@@ -44,17 +46,25 @@ class Files:
         if self.database.exists():
             key = checkpoints.load_key(self.key)
             upgrade(self.database)
+            self._begin()
             return key
-        left = [str(path) for path in (self.wal, self.checkpoints) if path.exists()]
+        left = [str(path) for path in (self.wal, self.checkpoints, self.begun) if path.exists()]
         if left:
             raise StoreDamaged(
-                f"{self.database} is missing but {left[0]} is there", hint="restore it from a copy"
+                f"{self.database} is missing but {left[0]} is there",
+                hint="restore it from a copy; to begin anew, and lose what is recorded, give another home",
             )
         self.database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # The key before the journal: a key alone (we died here) is simply used by the next start.
         key = checkpoints.load_key(self.key) if self.key.exists() else checkpoints.make_key(self.key)
         schema.create(self.database)
+        self._begin()
         return key
+
+    def _begin(self) -> None:
+        if not self.begun.exists():
+            self.begun.touch(mode=0o600)
+            schema.sync_directory(self.begun.parent)
 
 
 class Parts:
