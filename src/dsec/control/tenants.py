@@ -90,7 +90,9 @@ class Tenants(TenantService, QuotaSource):
         coinage: Coinage = Coinage.DSEC,
     ) -> NewKey:
         if scope not in (Scope.ADMIN, Scope.DEVELOPER):
-            raise BadRequest("scope: a key for one sandbox is made of that sandbox", hint="`dsec key token ID`")
+            raise BadRequest(
+                "scope: a key for one sandbox is made of that sandbox", hint="`dsec key token ID`"
+            )
         check_project("project", project)
         _check_label(label)
         check_seconds("ttl", ttl)
