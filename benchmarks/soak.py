@@ -1,7 +1,7 @@
 """``make soak``: a server is killed again and again while many ask it for everything; the first violation ends the run, and is told.
 
 ``python -m benchmarks.soak [--minutes 10 | --rounds N] [--database sqlite|postgresql] [--level container|process|both] [--seed N [--first ROUND]]``, as
-root. What each run came to is added to ``benchmarks/results/soak.json``, of which ``scripts/soak_reference.py`` makes a page. See docs/how-to/soak.md.
+root. What each run came to is added to ``benchmarks/soak.json``, of which ``scripts/soak_reference.py`` makes a page. See docs/how-to/soak.md.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, machine
+from benchmarks.common import ROOT, machine
 from dsec.testing.soak.house import Told
 from dsec.testing.soak.run import LEVELS, Wish, soak
 
-TOTAL = RESULTS / "soak.json"
+TOTAL = ROOT / "benchmarks" / "soak.json"
 KEPT = 50  # runs and violations that are told one by one; all are counted
 LONGEST = 2000  # characters of a violation that are kept
 
