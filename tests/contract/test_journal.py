@@ -176,11 +176,15 @@ async def test_no_append_is_the_one_that_begins_the_log_anew_and_waits_for_the_d
             break
         await anyio.sleep(0.01)
     assert begun == own > 3
-    # Positive control: without the read that is held open, an append does it. (Unless the keeper is at work just then.)
-    for _ in range(50):
+
+    def let_go() -> None:  # in a thread: the keeper may have the lock
         with store._writer.alone():
             store._writer.release()
             store._parts.keeper._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    # Positive control: without the read that is held open, an append does it. (Unless the keeper is at work just then.)
+    for _ in range(50):
+        await anyio.to_thread.run_sync(let_go)
         await store.append(note())
         begun, own = await _begins(tmp_path)
         if begun > own:
@@ -225,13 +229,17 @@ async def test_a_full_queue_says_busy(tmp_path: Path) -> None:
         except Busy:
             busy += 1
 
-    with store._writer.alone():
+    owned = store._writer.alone()
+    await anyio.to_thread.run_sync(owned.__enter__)
+    try:
         async with anyio.create_task_group() as group:
             for _ in range(4200):
                 group.start_soon(add)
             for _ in range(20):
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
+    finally:
+        owned.__exit__(None, None, None)
     assert busy >= 4200 - 4096 - 1
     for _ in range(1000):
         if not store._writer._queue:
