@@ -10,8 +10,10 @@ import pytest
 from dsec.errors import DsecError, NotFound, all_errors
 from dsec.wire.problems import STATUS, from_body, to_body
 
+KINDS = [kind for kind in all_errors() if kind.__module__ == DsecError.__module__]  # one of each code
 
-@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.code)
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
 def test_every_error_survives_the_trip(kind: type[DsecError]) -> None:
     facts: dict[str, Any] = {"path": "/a", "count": 3, "ratio": 0.5, "all": ["a", "b"], "none": None}
     sent = kind("what happened", hint="what to do", **facts)

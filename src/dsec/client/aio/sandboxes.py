@@ -75,24 +75,29 @@ class AsyncSandboxes:
             project=project,
             hibernate=hibernate,
         )
-        sandboxes = self._link.services.sandboxes
         check_flag("cold", cold)
-        if cold:
-            if snapshot is not None:
-                raise not_cold()
-            (made,) = await self._link.make(
-                sandboxes.create_cold(spec, 1),
-                lambda ids: ids,
-                lambda ids: sandboxes.destroy(ids[0], reason=NEVER_HAD),
-            )
-            return await self.get(made)
+        if not cold:
+            return await self._made(spec, snapshot)
+        if snapshot is not None:
+            raise not_cold()
+        return await self._recorded(spec)
+
+    async def _made(self, spec: SandboxSpec, snapshot: SnapshotInfo | None) -> AsyncSandbox:
+        sandboxes, snapshots = self._link.services.sandboxes, self._link.services.snapshots
         return await self._link.make(
-            sandboxes.create(spec)
-            if snapshot is None
-            else self._link.services.snapshots.create(snapshot.id, spec),
+            sandboxes.create(spec) if snapshot is None else snapshots.create(snapshot.id, spec),
             lambda info: AsyncSandbox(self._link, info),
             lambda info: sandboxes.destroy(info.id, reason=NEVER_HAD),
         )
+
+    async def _recorded(self, spec: SandboxSpec) -> AsyncSandbox:
+        sandboxes = self._link.services.sandboxes
+        (made,) = await self._link.make(
+            sandboxes.create_cold(spec, 1),
+            lambda ids: ids,
+            lambda ids: sandboxes.destroy(ids[0], reason=NEVER_HAD),
+        )
+        return await self.get(made)
 
     async def create_many(
         self,

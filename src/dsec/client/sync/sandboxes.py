@@ -75,24 +75,29 @@ class Sandboxes:
             project=project,
             hibernate=hibernate,
         )
-        sandboxes = self._link.services.sandboxes
         check_flag("cold", cold)
-        if cold:
-            if snapshot is not None:
-                raise not_cold()
-            (made,) = self._link.make(
-                sandboxes.create_cold(spec, 1),
-                lambda ids: ids,
-                lambda ids: sandboxes.destroy(ids[0], reason=NEVER_HAD),
-            )
-            return self.get(made)
+        if not cold:
+            return self._made(spec, snapshot)
+        if snapshot is not None:
+            raise not_cold()
+        return self._recorded(spec)
+
+    def _made(self, spec: SandboxSpec, snapshot: SnapshotInfo | None) -> Sandbox:
+        sandboxes, snapshots = self._link.services.sandboxes, self._link.services.snapshots
         return self._link.make(
-            sandboxes.create(spec)
-            if snapshot is None
-            else self._link.services.snapshots.create(snapshot.id, spec),
+            sandboxes.create(spec) if snapshot is None else snapshots.create(snapshot.id, spec),
             lambda info: Sandbox(self._link, info),
             lambda info: sandboxes.destroy(info.id, reason=NEVER_HAD),
         )
+
+    def _recorded(self, spec: SandboxSpec) -> Sandbox:
+        sandboxes = self._link.services.sandboxes
+        (made,) = self._link.make(
+            sandboxes.create_cold(spec, 1),
+            lambda ids: ids,
+            lambda ids: sandboxes.destroy(ids[0], reason=NEVER_HAD),
+        )
+        return self.get(made)
 
     def create_many(
         self,
