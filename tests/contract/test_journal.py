@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
 import sqlite3
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -110,6 +112,32 @@ async def test_more_heads_than_are_cached(tmp_path: Path) -> None:
             assert (await store.append(note(f"c{n}")))[0].seq == round_ + 1
     assert len(store._ledger._heads) == 4
     assert await store.verify() == ()
+    await store.close()
+
+
+async def test_room_for_a_batch_whose_caller_leaves_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opened(tmp_path)
+    keeper, asked, go_on = store._parts.keeper, threading.Event(), threading.Event()
+    take = keeper.take_room
+
+    def late(chains: int) -> int:
+        asked.set()
+        go_on.wait(10)
+        return take(chains)
+
+    monkeypatch.setattr(keeper, "take_room", late)
+    adding = asyncio.ensure_future(store.add_many([info := sandbox(state=State.COLD)], [note(info.id)]))
+    await asyncio.to_thread(asked.wait, 10)
+    adding.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    await asyncio.to_thread(lambda: None)
+    monkeypatch.undo()
+    assert keeper._promised == 0
     await store.close()
 
 

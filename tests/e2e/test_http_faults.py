@@ -476,6 +476,16 @@ def test_connections_that_ask_nothing_are_bounded_and_keep_nobody_out(world: Wor
         assert world._thread.state()[0] <= BOUNDS.connections + 1
 
 
+def test_who_was_answered_before_his_body_came_keeps_nobody_out(world: World) -> None:
+    """Without a key, or too large: whoever sends no more, or ever so little, has his answer and no place."""
+    with contextlib.ExitStack() as held:
+        for _ in range(BOUNDS.connections * 2):
+            client = held.enter_context(world.open())
+            client.sendall(b"POST /v1/sandboxes HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\n{")
+            assert client.recv(12) == b"HTTP/1.1 401"
+        assert world.ask("GET", world.one)[0] == 200
+
+
 def test_memory_stays_where_it_is(world: World) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -179,6 +179,29 @@ async def test_what_is_remembered_of_requests_is_bounded_and_the_oldest_go_first
     await store.close()
 
 
+async def test_requests_of_one_project_that_were_never_answered_keep_no_other_one_out(
+    where: Where, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MOST_CALLS", 4)
+    monkeypatch.setattr(calls, "MOST_CALLS_OF_PROJECT", 2)
+    store, now = await opened(where), [1000.0]
+    known = Calls(store.database, clock=lambda: now[0])
+    for number in range(2):
+        await known.begin("a", str(number), "r")
+    now[0] += calls.YOUNG + 1  # they stay
+    with pytest.raises(Busy):
+        await known.begin("a", "2", "r")
+    assert (await known.begin("b", "0", "r")).fresh
+    await store.close()
+    known = Calls((store := await opened(where)).database, clock=lambda: now[0])  # counted anew
+    with pytest.raises(Busy):
+        await known.begin("a", "2", "r")
+    await known.finish("a", "0", ANSWER)
+    now[0] += calls.YOUNG + 1
+    assert (await known.begin("a", "2", "r")).fresh, "what is answered and old makes room"
+    await store.close()
+
+
 async def test_answers_of_one_project_take_so_much_and_no_other_one_suffers(
     where: Where, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,36 @@ class TestConnecting:
         assert await asyncio.get_running_loop().sock_recv(sock, 10) == b""
         sock.close()
 
+    async def test_each_life_of_a_sandbox_shuts_its_own(self, harness: Harness, sb: AsyncSandbox) -> None:
+        """One that somebody still holds when the sandbox goes on takes nothing from those that come later."""
+        handle = harness.engine.kit.table.find(sb.id)
+        assert handle is not None
+        earlier = await connected(harness, sb)
+        news, handle.ending = handle.ending, asyncio.Event()  # as a rollback does
+        news.set()
+        assert await asyncio.get_running_loop().sock_recv(earlier, 10) == b""
+        later = await connected(harness, sb)
+        await sb.destroy()
+        async with asyncio.timeout(5):
+            assert await asyncio.get_running_loop().sock_recv(later, 10) == b""
+        for sock in (earlier, later):
+            sock.close()
+
+    async def test_of_an_earlier_life_none_is_given(self, harness: Harness, sb: AsyncSandbox) -> None:
+        """It was being made when the sandbox was rolled back."""
+        handle = harness.engine.kit.table.find(sb.id)
+        assert handle is not None
+        harness.runtime.deaf = asyncio.Event()
+        making = asyncio.ensure_future(connected(harness, sb))
+        await until(lambda: service(harness)._making.total() == 1)
+        news, handle.ending = handle.ending, asyncio.Event()
+        news.set()
+        harness.runtime.deaf.set()
+        with pytest.raises(NotFound):
+            await making
+        await asyncio.sleep(0)
+        assert busy(harness, sb) == 0
+
     async def test_cancelled_it_leaves_nothing(self, harness: Harness, sb: AsyncSandbox) -> None:
         task = asyncio.ensure_future(connected(harness, sb))
         await asyncio.sleep(0)

@@ -59,8 +59,9 @@ class Connection(socket.socket):
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """The connections to one sandbox; ``turns``: to make one."""
+    """The connections to one life of a sandbox, which ends when ``end`` is set; ``turns``: to make one."""
 
+    end: asyncio.Event
     count: int = 0
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_MAKING_EACH))
     sockets: weakref.WeakSet[Connection] = field(default_factory=weakref.WeakSet)
@@ -94,14 +95,14 @@ class Ports(PortService):
         """See :class:`PortService`. While the connection is open the sandbox is not idle; when the sandbox ends it is shut."""
         check_count("port", port, 1, 65535)
         handle = await self._kit.table.running(sandbox)
-        with self._place(handle) as gone:
+        with self._place(handle) as (here, gone):
             await self._note(sandbox, port)
-            made = await self._dial(handle, port, self._open[sandbox])
-            if handle.ending.is_set():  # it would keep alive what is being removed
+            made = await self._dial(handle, port, here)
+            if here.end.is_set():  # it would keep alive what is being removed
                 made.close()
                 raise handle.loss("before it took the connection") or NotFound(f"{sandbox} is ending")
             made.tell(gone)
-            self._open[sandbox].sockets.add(made)
+            here.sockets.add(made)
             return made
 
     async def _dial(self, handle: Handle, port: int, here: _Open) -> Connection:
@@ -148,9 +149,9 @@ class Ports(PortService):
     # Counting
 
     @contextmanager
-    def _place(self, handle: Handle) -> Iterator[Callable[[], None]]:
+    def _place(self, handle: Handle) -> Iterator[tuple[_Open, Callable[[], None]]]:
         """A place among the connections of the sandbox, given back on failure; otherwise by whoever calls what this yields."""
-        here = self._open.setdefault(handle.id, _Open())
+        here = self._here(handle)
         if here.count >= MAX_OPEN:
             raise Busy(
                 f"{handle.id} has {here.count} connections open, its maximum",
@@ -160,7 +161,7 @@ class Ports(PortService):
         here.count += 1
         handle.busy += 1
         if here.ending is None:
-            here.ending = self._kit.work.start(self._shut(handle, here))
+            here.ending = self._kit.work.start(self._shut(here))
         loop = asyncio.get_running_loop()
 
         def gone() -> None:
@@ -168,23 +169,31 @@ class Ports(PortService):
                 loop.call_soon_threadsafe(self._release, handle, here)
 
         try:
-            yield gone
+            yield here, gone
         except BaseException:
             self._release(handle, here)
             raise
+
+    def _here(self, handle: Handle) -> _Open:
+        """Those of its present life: what is left of an earlier one (before it was rolled back, or slept) is shut, and not counted with them."""
+        here = self._open.get(handle.id)
+        if here is None or here.end is not handle.ending:
+            here = self._open[handle.id] = _Open(handle.ending)
+        return here
 
     def _release(self, handle: Handle, here: _Open) -> None:
         handle.busy -= 1
         handle.used = self._kit.clock.boot()
         here.count -= 1
-        if not here.count and self._open.get(handle.id) is here:
-            del self._open[handle.id]
+        if not here.count:
+            if self._open.get(handle.id) is here:
+                del self._open[handle.id]
             if here.ending is not None:
                 here.ending.cancel()
 
-    async def _shut(self, handle: Handle, here: _Open) -> None:
+    async def _shut(self, here: _Open) -> None:
         """A socket keeps the network of its sandbox alive: when the sandbox ends, whoever uses one is told by its end."""
-        await handle.ending.wait()
+        await here.end.wait()
         for each in tuple(here.sockets):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -122,10 +122,9 @@ class Connection(_Watched, HttpToolsProtocol):
 
     @property
     def unused(self) -> bool:
-        """Whether no request is being answered, or comes in with more than its head."""
+        """Whether no request is being answered, or waits for its body: one that was answered before its body came waits for nothing."""
         cycle: object = self.cycle
-        answered = cycle is None or self.cycle.response_complete
-        return answered and self._phase is not Phase.BODY
+        return cycle is None or bool(self.cycle.response_complete)
 
     def _known(self, bound: socket.socket) -> None:
         if bound.family == socket.AF_UNIX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import sqlite3
@@ -27,7 +28,7 @@ from dsec.stores import schema
 from dsec.stores.audit import audit
 from dsec.stores.batch import Batch, prepared
 from dsec.stores.chain import Prepared, prepare
-from dsec.stores.keeper import Pace
+from dsec.stores.keeper import PATIENCE, Pace
 from dsec.stores.listing import classes_of, page_of, query_of, standing_of
 from dsec.stores.living import ENDED
 from dsec.stores.living import Row as LivingRow
@@ -44,6 +45,7 @@ Rows = list[tuple[Any, ...]]  # before the class, in which `list` is a method
 MAX_DRAFTS: Final = 256
 _PRUNE_STEP: Final = 500
 _ROW_BYTES: Final = 3000  # what a sandbox of a batch writes to the log, roughly
+_TAKERS: Final = 2  # batches that wait in threads until heads are signed
 
 
 class SqliteStore(Journal, Sandboxes):
@@ -62,6 +64,7 @@ class SqliteStore(Journal, Sandboxes):
         self._batch = Batch(parts.db, parts.ledger, parts.memory)
         self._read_lock = threading.Lock()
         self._find_lock = threading.Lock()
+        self._takers = asyncio.Semaphore(_TAKERS)
         self._closed = False
         self.snapshots = SqliteSnapshots(parts.db, parts.writer, parts.ledger, self._query)
         self.volumes = SqliteVolumes(parts.db, parts.writer, parts.ledger, self._query)
@@ -157,11 +160,24 @@ class SqliteStore(Journal, Sandboxes):
             self._batch.add(many)
             self._ledger.bytes += _ROW_BYTES * len(many)
 
-        promised = await to_thread.run_sync(keeper.take_room, len(many), abandon_on_cancel=False)
+        promised = await self._room(len(many))
         try:
             await self._writer.run(job, size=sum(len(one.prepared.payload) for one in many), long=True)
         finally:
             keeper.give_room(promised)
+
+    async def _room(self, chains: int) -> int:
+        """What to give back of room among the unsigned. Few wait for it in threads, which are for everybody; the others not for ever."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._takers.acquire()
+        except TimeoutError:
+            return 0  # whether there is any is told when they are appended
+        keeper = self._parts.keeper
+        try:
+            return await handed(partial(keeper.take_room, chains), keeper.give_room)
+        finally:
+            self._takers.release()
 
     def _insert(self, info: SandboxInfo, row: Row, prepared: Prepared) -> int:
         """Its row and its first record, in the transaction under way; the number of its chain.  Raises: Conflict."""

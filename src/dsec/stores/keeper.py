@@ -19,7 +19,7 @@ from dsec.stores.writer import Writer
 
 _LOG: Final = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 5.0
-_PATIENCE: Final = 10.0
+PATIENCE: Final = 10.0
 _COMMIT_BYTES: Final = 3 * 4120  # what a commit writes to the log, roughly, and its payload
 _QUIET_SECONDS: Final = 0.01
 _QUIET_TRIES: Final = 50
@@ -125,7 +125,7 @@ class Keeper:
         Returns:
             What to :meth:`give_room` when they are stored, or were not: nobody else is promised it meanwhile.
         """
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while not self._promise(chains):
             left = deadline - time.monotonic()
             if left <= 0:

@@ -22,6 +22,7 @@ MOST_BODY: Final = 8 * 2**20  # bytes of an answer
 MOST_CALLS: Final = 2_000_000
 MOST_BYTES: Final = 2**30  # of all answers
 MOST_OF_PROJECT: Final = 2**28  # of those of one project
+MOST_CALLS_OF_PROJECT: Final = MOST_CALLS // 2
 YOUNG: Final = 600.0
 """Seconds for which every request is known. Where there are too many, older ones that were answered are forgotten before their day is over."""
 _AT_ONCE: Final = 5000
@@ -46,7 +47,8 @@ class Calls(IdempotencyStore):
         self._database = database
         self._clock = clock
         self._count = self._size = 0  # of all, and bytes of their answers
-        self._sizes: Counter[str] = Counter()  # likewise, by project
+        self._counts: Counter[str] = Counter()  # likewise, by project
+        self._sizes: Counter[str] = Counter()
         self._counted = False
         self._counting = asyncio.Lock()
         self._looked: dict[str, float] = {}  # when nothing was found that could be forgotten, by project
@@ -55,7 +57,8 @@ class Calls(IdempotencyStore):
         await self._make_room(project)
         at = self._clock()
         found = await self._run(lambda connection: _begin(connection, project, key, request, at))
-        self._count += found.fresh
+        if found.fresh:
+            self._add([(project, 1, 0)])
         return found
 
     async def finish(self, project: str, key: str, answer: Recorded) -> None:
@@ -93,16 +96,20 @@ class Calls(IdempotencyStore):
         """Forget old ones where there are too many.  Raises: Busy: all of them are young."""
         if not self._counted:
             await self._know()
-        if self._sizes[project] >= MOST_OF_PROJECT:
+        if self._has_its_share(project):
             await self._forget_old(project)
         if self._count >= MOST_CALLS or self._size >= MOST_BYTES:
             await self._forget_old("")
-        if self._count >= MOST_CALLS or self._sizes[project] >= MOST_OF_PROJECT:
+        if self._count >= MOST_CALLS or self._has_its_share(project):
             raise Busy(
                 f"too many requests with idempotency keys were answered in the last {YOUNG:g} seconds to remember more",
                 hint="try again later; leave the key out where it is not needed",
                 retry_after=60,
             )
+
+    def _has_its_share(self, project: str) -> bool:
+        """What was begun and never answered is not forgotten before its day is over: one project must not keep all others out by that."""
+        return self._counts[project] >= MOST_CALLS_OF_PROJECT or self._sizes[project] >= MOST_OF_PROJECT
 
     async def _know(self) -> None:
         """Count what there is, once."""
@@ -110,6 +117,7 @@ class Calls(IdempotencyStore):
             if not self._counted:
                 held = await self._database.run(_held)
                 self._count = self._size = 0
+                self._counts.clear()
                 self._sizes.clear()
                 self._add(held)
                 self._counted = True
@@ -137,9 +145,10 @@ class Calls(IdempotencyStore):
         for project, count, size in changes:
             self._count += count
             self._size += size
-            self._sizes[project] += size
-            if not self._sizes[project]:
-                del self._sizes[project]
+            for each, more in ((self._counts, count), (self._sizes, size)):
+                each[project] += more
+                if not each[project]:
+                    del each[project]
 
 
 def _held(connection: Connection) -> list[tuple[str, int, int]]:
