@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -45,8 +46,13 @@ class Server:
         self.address = f"postgresql://dsec@/{{}}?host={root}"
         self.url = self.address.format("postgres")
         self._stack = ExitStack()
+        # It ends with the thread that began it, and those of a test's loop end with the test.
+        self._starter = ThreadPoolExecutor(1)
 
     def start(self) -> None:
+        self._starter.submit(self._start).result()
+
+    def _start(self) -> None:
         (self.root / "data" / "postmaster.pid").unlink(missing_ok=True)
         self._stack.enter_context(postgres._running(self.root, self.root / "data"))
 
@@ -69,9 +75,11 @@ class Server:
 
     def ensure(self) -> None:
         """It runs, also where it ended by itself."""
-        if not Path(f"/proc/{self.pid}").exists():
-            self.stop()
-            self.start()
+        with suppress(FileNotFoundError):
+            if Path(f"/proc/{self.pid}").exists():
+                return
+        self.stop()
+        self.start()
 
     def stop(self) -> None:
         stack, self._stack = self._stack, ExitStack()
