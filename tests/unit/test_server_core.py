@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import aiohttp
 import pytest
 
 from dsec.errors import BadRequest
-from dsec.server import connections
+from dsec.server import bodies, connections
 from dsec.server.app import ROUTERS
 from dsec.server.bodies import MAX_JSON, read
 from dsec.server.connections import Bounds
@@ -67,6 +68,22 @@ class TestDoor:
         assert "//" not in text.partition("</h1>")[2].partition("<h2>")[0]  # nothing from elsewhere
         for call in ("/v1/sandboxes/{sandbox}/execs", "Idempotency-Key", "ExecBody"):
             assert call in text
+
+    async def test_a_body_of_very_many_values_is_read_in_a_thread(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        readers = []
+
+        def noted(raw: bytes) -> Any:
+            readers.append(threading.current_thread())
+            return parsed(raw)
+
+        parsed = bodies.parsed
+        monkeypatch.setattr(bodies, "parsed", noted)
+        for values in (1, 200_000):
+            answer = await world.ask("POST", "/v1/sandboxes", {"labels": {"a": [1] * values}})
+            assert answer[0] == 400
+        assert [one is threading.main_thread() for one in readers] == [True, False]
 
     async def test_each_way_to_give_a_key(self, world: World) -> None:
         basic = base64.b64encode(f"any:{KEY}".encode()).decode()

@@ -51,7 +51,7 @@ class Dialer:
             pidfd = self._hold(sandbox, await self._proven(sandbox, pid, slot))
         self._held.move_to_end(sandbox)
         try:
-            return await _taken(await _in_thread(os.dup(pidfd), sandbox, port), sandbox, port, timeout)
+            return await _taken(await _in_thread(_again(pidfd), sandbox, port), sandbox, port, timeout)
         except NotFound:  # that process ended; a sandbox that was made anew meanwhile has another
             self.forget(sandbox)
             raise
@@ -107,6 +107,17 @@ def _ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _again(pidfd: int) -> int:
+    """A descriptor of the same.  Raises: Busy: there are no more."""
+    try:
+        return os.dup(pidfd)
+    except OSError as error:
+        raise Busy(
+            f"no more descriptors: {error.strerror}",
+            hint="close connections, or raise the limit of open files",
+        ) from error
 
 
 async def _in_thread(pidfd: int, sandbox: SandboxId, port: int) -> socket.socket:

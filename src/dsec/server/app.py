@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -99,6 +100,7 @@ class Application(FastAPI):
         )
         self.state.gate = gate
         self.state.flights = self.flights = Flights()
+        self.state.aside = asyncio.Semaphore(1)  # see `bodies.aside`
         for name, part in parts.items():
             setattr(self.state, name, part)
         self.router.routes.append(reading.route())

@@ -6,11 +6,12 @@ deeper or is larger than anything we understand.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
@@ -26,6 +27,9 @@ MAX_JSON: Final = 1 << 20  # bytes
 MAX_DEPTH: Final = 64
 _TYPES: Final = ("application/json", "application/vnd.dsec+json")
 _OPENING: Final = (b"[", b"{")
+_LONG: Final = 1 << 16  # bytes
+_MANY: Final = 10_000  # values: some milliseconds
+_VALUES: Final = (b",", *_OPENING)
 
 Check = Callable[[object, str], None]
 """Raises BadRequest when a value has what its type does not know; the second argument is where it stands."""
@@ -42,7 +46,15 @@ async def body_of(request: Request, kind: type[T], *, needed: bool = False) -> T
         raise BadRequest(
             "body: there is none", hint="send JSON; {} where every field is to be as it is by itself"
         )
-    return read(kind, raw)
+    return await aside(request, raw, partial(read, kind, raw))
+
+
+async def aside(request: Request, raw: bytes, work: Callable[[], T]) -> T:
+    """What is made of a body; of one with very many values it takes long, so that it is done in a thread, one such body at a time."""
+    if len(raw) < _LONG or sum(raw.count(mark) for mark in _VALUES) < _MANY:
+        return work()
+    async with request.app.state.aside:
+        return await asyncio.to_thread(work)
 
 
 async def json_of(request: Request) -> bytes:

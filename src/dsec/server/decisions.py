@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -13,7 +14,7 @@ from dsec.model.journal import Record
 from dsec.model.tenants import Principal
 from dsec.ports.engine import Services
 from dsec.ports.idempotency import Begun
-from dsec.server.bodies import json_of, parsed
+from dsec.server.bodies import aside, json_of, parsed
 from dsec.server.context import Engine, answer
 from dsec.server.documents import call
 from dsec.server.recovery import PIECE, SLACK
@@ -44,7 +45,7 @@ async def decide(request: Request, sandbox: str, services: Engine) -> Response:
     """An object of JSON of the caller's own, up to 32 KiB: the plan, the tool that was chosen, the alternatives, ids of a trace."""
     which = parse_sandbox_id(sandbox)
     raw = await json_of(request)
-    decision = parsed(raw) if raw else None
+    decision = await aside(request, raw, partial(parsed, raw)) if raw else None
     if not isinstance(decision, dict):
         raise BadRequest("body: a decision is an object of JSON", hint='{"plan": "..."}')
     return answer(await services.observe.decide(which, decision), 201)

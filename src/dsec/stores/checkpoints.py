@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -106,6 +107,7 @@ class CheckpointFile:
         self._key = key
         self._engine = engine_id
         self.place = place
+        self._spoilt_from: int | None = None
         self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def append(self, heads: Mapping[str, Head], at: float) -> Place:
@@ -114,8 +116,12 @@ class CheckpointFile:
         Raises:
             StorageFull: it cannot be written.
         """
-        before, place = os.fstat(self._fd).st_size, self.place
-        signed = list(heads.items())
+        place, signed = self.place, list(heads.items())
+        try:
+            self._mend()
+            before = os.fstat(self._fd).st_size
+        except OSError as exc:
+            raise StorageFull(f"a checkpoint cannot be written: {exc}") from exc
         try:
             for start in range(0, max(len(signed), 1), MAX_HEADS):
                 line = self._line(signed[start : start + MAX_HEADS], place, at)
@@ -125,10 +131,18 @@ class CheckpointFile:
                 place = Place(place.n + 1, hashlib.sha256(line).digest())
             os.fdatasync(self._fd)
         except OSError as exc:
-            os.ftruncate(self._fd, before)
+            self._spoilt_from = before
+            with suppress(OSError):  # then before the next line
+                self._mend()
             raise StorageFull(f"a checkpoint cannot be written: {exc}") from exc
         self.place = place
         return place
+
+    def _mend(self) -> None:
+        """Take away what is left of lines that could not be written.  Raises: OSError."""
+        if self._spoilt_from is not None:
+            os.ftruncate(self._fd, self._spoilt_from)
+            self._spoilt_from = None
 
     def _line(self, heads: Sequence[tuple[str, Head]], before: Place, at: float) -> bytes:
         """The one after ``before``."""

@@ -208,8 +208,8 @@ class Keeper:
                 if self._signing_due():
                     self.sign()
                 self._retain()
-            except DsecError as exc:
-                _LOG.error("the journal's keeper: %s", exc)
+            except Exception as exc:  # noqa: BLE001 - whatever it is: without a keeper nothing is signed any more
+                _LOG.error("the journal's keeper: %s", exc, exc_info=not isinstance(exc, DsecError))
                 if self._pause():
                     return
 
