@@ -46,6 +46,9 @@ _WORDS: Final[Mapping[int, str]] = {
 }
 
 
+Scalar = str | int | float | bool | None
+
+
 class Problem(msgspec.Struct, kw_only=True):
     """What went wrong: a code for programs, words for people, and the next step."""
 
@@ -53,7 +56,7 @@ class Problem(msgspec.Struct, kw_only=True):
     message: str
     hint: str
     retryable: bool
-    facts: dict[str, str | int | float | bool | None]
+    facts: dict[str, Scalar | list[Scalar]]
 
 
 class Failure(msgspec.Struct, kw_only=True):
