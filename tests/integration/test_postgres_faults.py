@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -53,8 +54,16 @@ class Server:
         self._starter.submit(self._start).result()
 
     def _start(self) -> None:
-        (self.root / "data" / "postmaster.pid").unlink(missing_ok=True)
-        self._stack.enter_context(postgres._running(self.root, self.root / "data"))
+        for tries in range(100, 0, -1):
+            (self.root / "data" / "postmaster.pid").unlink(missing_ok=True)
+            try:
+                self._stack.enter_context(postgres._running(self.root, self.root / "data"))
+            except RuntimeError as error:  # a session that began while it was killed has not noticed yet
+                if tries == 1 or "still in use" not in str(error):
+                    raise
+                time.sleep(0.05)
+            else:
+                return
 
     @property
     def pid(self) -> int:
@@ -467,10 +476,18 @@ async def test_a_server_that_takes_no_changes_any_more(server: Server, tmp_path:
 
 
 async def _alter(server: Server, what: str) -> None:
+    """Whether changes are taken. Sessions hear of it before a new one does."""
     connection = await asyncpg.connect(server.url, server_settings={"default_transaction_read_only": "off"})
     await connection.execute(f"ALTER SYSTEM {what}")
     await connection.execute("SELECT pg_reload_conf()")
     await connection.close()
+    wanted = "on" if what.endswith("= on") else "off"
+    for _ in range(1000):
+        (row,) = await postgres.execute(server.url, "SHOW default_transaction_read_only")
+        if row[0] == wanted:
+            return
+        await anyio.sleep(0.01)
+    raise AssertionError(f"the server does not hear of {what}")
 
 
 async def test_connections_that_cannot_be_had(server: Server, tmp_path: Path) -> None:
