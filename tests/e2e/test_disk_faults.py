@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from dsec.testing.own_socket import ask
+
 pytestmark = [pytest.mark.needs_root, pytest.mark.slow]
 
 PATIENCE: Final = 60.0  # seconds
 SIZE: Final = "48m"  # of a file system in memory: too small for a pool of writable layers
-
-
-class Unix(HTTPConnection):
-    """HTTP over the socket of a server."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("dsec", timeout=PATIENCE)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(self._path)
-
-
-def ask(home: Path, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    connection = Unix(home / "dsec.sock")
-    try:
-        given = {"content-type": "application/json", **headers}
-        connection.request(method, path, None if body is None else json.dumps(body), given)
-        answer = connection.getresponse()
-        text = answer.read()
-        return answer.status, json.loads(text) if text else None
-    finally:
-        connection.close()
 
 
 def cli(home: Path, *words: str) -> subprocess.CompletedProcess[str]:

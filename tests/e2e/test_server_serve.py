@@ -6,45 +6,20 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from dsec.testing.own_socket import Unix, ask
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 PATIENCE = 60.0
-
-
-class Unix(HTTPConnection):
-    """HTTP over the socket of a server."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("dsec", timeout=PATIENCE)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(self._path)
-
-
-def ask(home: Path, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    connection = Unix(home / "dsec.sock")
-    try:
-        given = {"content-type": "application/json", **headers}
-        connection.request(method, path, None if body is None else json.dumps(body), given)
-        answer = connection.getresponse()
-        text = answer.read()
-        return answer.status, json.loads(text) if text else None
-    finally:
-        connection.close()
 
 
 @contextlib.contextmanager
